@@ -1,0 +1,137 @@
+"""What a handler is given beside its payload."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+import msgspec
+
+from millstream.policy.admit import instant
+from millstream.policy.texts import clean
+from millstream_schemas.envelope import Envelope, Mode
+from millstream_schemas.events import Usage, WorkItem
+from millstream_schemas.keys import derive_key
+
+
+class HandleLike(Protocol):
+    """A submitted task, as `spawn` returns it."""
+
+    @property
+    def task_id(self) -> str: ...
+
+
+class TaskLike(Protocol):
+    """A handler that a child task may be submitted to."""
+
+    @property
+    def task_type(self) -> str: ...
+
+    @property
+    def queue(self) -> str: ...
+
+
+Report = Callable[[float, str], None]
+_MOST = 10**12
+Send = Callable[..., Awaitable[HandleLike]]
+
+
+@dataclass
+class Used:
+    """What the handler reported so far."""
+
+    tokens_in: int = 0
+    tokens_out: int = 0
+    cost_usd: float = 0.0
+
+    def with_runtime(self, runtime_s: float) -> Usage:
+        """The usage of the whole execution."""
+        return Usage(tokens_in=self.tokens_in, tokens_out=self.tokens_out, cost_usd=self.cost_usd, runtime_s=runtime_s)
+
+
+@dataclass
+class Context:
+    """One execution of a task: what it is, how it may report, and how it starts others."""
+
+    item: WorkItem
+    execution_id: str
+    report: Report
+    send: Send
+    used: Used = field(default_factory=Used)
+    spawned: int = 0
+
+    @cached_property
+    def log(self) -> "logging.LoggerAdapter[logging.Logger]":
+        """A logger whose lines carry the task, the attempt and the trace."""
+        fields = {"task_id": self.item.card.task_id, "attempt": self.attempt, "trace_id": self.item.card.trace_id}
+        return logging.LoggerAdapter(logging.getLogger("millstream.task"), fields)
+
+    @property
+    def task(self) -> Envelope:
+        """The task as its producer sent it, defaults filled in."""
+        return self.item.envelope
+
+    @property
+    def task_id(self) -> str:
+        return self.item.card.task_id
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first attempt."""
+        return self.item.card.attempt
+
+    @property
+    def deadline(self) -> float | None:
+        """Unix seconds after which the task must not start, or None."""
+        return instant(self.item.envelope.deadline_at, "$.deadline_at")
+
+    @property
+    def mode(self) -> Mode:
+        return self.item.envelope.mode
+
+    @property
+    def traceparent(self) -> str | None:
+        """The W3C header that goes with calls to other services."""
+        trace = self.item.envelope.trace_context
+        return trace.traceparent if trace is not None else None
+
+    def context(self, into: Any = Any) -> Any:
+        """The task's `context`, decoded as the given type; None where it has none."""
+        raw = bytes(self.item.envelope.context)
+        return msgspec.json.decode(raw, type=into) if raw else None
+
+    def progress(self, fraction: float, message: str = "") -> None:
+        """Tell how far the work is, from 0 to 1; cheap, may be lost, may be called from any thread."""
+        self.report(min(1.0, max(0.0, float(fraction))), clean(str(message), 512))  # in this order, NaN becomes 0
+
+    def usage(self, *, tokens_in: int = 0, tokens_out: int = 0, cost_usd: float = 0.0) -> None:
+        """Add to what this execution has used; it counts against the budget and settles the permit.
+
+        What is below 0, or absurdly large, is clamped: an event must be able to carry it.
+        """
+        self.used.tokens_in += min(_MOST, max(0, int(tokens_in)))
+        self.used.tokens_out += min(_MOST, max(0, int(tokens_out)))
+        self.used.cost_usd += min(float(_MOST), max(0.0, float(cost_usd)))
+
+    async def spawn(self, task: "str | TaskLike", payload: Any = None, **options: Any) -> HandleLike:
+        """Submit a child task, by handler or by task type, in this task's run and trace.
+
+        A second execution submits the same child again: children are told apart by type and order of `spawn`, or by
+        an `idempotency_key` of your own.
+        """
+        self.spawned += 1
+        card, envelope = self.item.card, self.item.envelope
+        if isinstance(task, str):
+            task_type = task
+        else:
+            task_type = task.task_type
+            options.setdefault("queue", task.queue)
+        seed = f"{card.key}:{card.generation}:{task_type}:{self.spawned}"
+        options.setdefault("idempotency_key", derive_key("content", card.tenant_id, seed))
+        options.setdefault("parent_id", card.task_id)
+        options.setdefault("run_id", envelope.run_id)
+        options.setdefault("session_id", envelope.session_id)
+        options.setdefault("tenant", card.tenant_id)
+        options.setdefault("trace_context", envelope.trace_context)
+        return await self.send(task_type, payload, **options)

@@ -1,0 +1,188 @@
+"""The figures of a run, read from the tracker and the provider, and whether they add up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import httpx
+import msgspec
+
+from millstream.demo.notes import EMBED, RELATE, SUMMARIZE, Relation
+from millstream.demo.provider import Calls
+from millstream_schemas.lifecycle import TERMINAL
+
+PAGE = 200
+_NOT_FOUND = 404
+
+
+class ErrorShown(msgspec.Struct, frozen=True):
+    """Why a task failed."""
+
+    reason: str = ""
+    type: str = ""
+    message: str = ""
+
+
+class TaskShown(msgspec.Struct, frozen=True):
+    """The part of a task in `GET /v1/tasks` that the demo reads."""
+
+    key: str
+    task_type: str
+    state: str
+    title: str = ""
+    attempt: int = 1
+    throttles: int = 0
+    error: ErrorShown | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether the task has its outcome."""
+        return self.state in TERMINAL
+
+
+class RelatedNote(msgspec.Struct, frozen=True):
+    """One note that another is close to."""
+
+    title: str
+    score: float
+
+
+class NoteShown(msgspec.Struct, frozen=True):
+    """One note at the end of the run."""
+
+    title: str
+    path: str
+    summary: str
+    related: list[RelatedNote]
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a run; as JSON, with these names in this order. Every task counts, those that follow others too."""
+
+    submitted: int
+    completed: int
+    failed: int
+    retried: int
+    throttled: int
+    provider_calls: int
+    provider_429: int
+    limit_per_minute: int
+    max_calls_in_any_minute: int
+    elapsed_s: float
+    notes: list[NoteShown]
+
+
+class _Page(msgspec.Struct, frozen=True):
+    items: list[TaskShown]
+    next: str | None = None
+
+
+class _Whole(msgspec.Struct, frozen=True):
+    result: Relation
+
+
+class Reader:
+    """Reads one run from the tracker. Raises httpx.HTTPError where it does not answer."""
+
+    def __init__(self, http: httpx.AsyncClient, run_id: str) -> None:
+        self._http = http
+        self._run_id = run_id
+
+    async def tasks(self) -> list[TaskShown]:
+        """All tasks of the run."""
+        found: list[TaskShown] = []
+        query = {"run_id": self._run_id, "limit": str(PAGE)}
+        while True:
+            page = msgspec.json.decode(await self._get("/v1/tasks", query), type=_Page)
+            found += page.items
+            if not page.next:
+                return found
+            query["cursor"] = page.next
+
+    async def without_letter(self, tasks: Iterable[TaskShown]) -> list[str]:
+        """The titles of failed tasks that the dead-letter queue does not hold."""
+        failed = [task for task in tasks if task.state == "failed"]
+        answers = [await self._http.get(f"/v1/dlq/{task.key}") for task in failed]
+        return [task.title for task, answer in zip(failed, answers, strict=True) if answer.status_code == _NOT_FOUND]
+
+    async def notes(self, tasks: Iterable[TaskShown]) -> list[NoteShown]:
+        """The notes whose chain is complete, by path, from the results of their last tasks."""
+        relations: list[Relation] = []
+        for task in tasks:
+            if task.task_type == RELATE and task.state == "completed":
+                answer = await self._get(f"/v1/tasks/{task.key}", {})
+                relations.append(msgspec.json.decode(answer, type=_Whole).result)
+        return mutual(relations)
+
+    async def _get(self, path: str, query: dict[str, str]) -> bytes:
+        answer = await self._http.get(path, params=query)
+        answer.raise_for_status()
+        return answer.content
+
+
+def mutual(relations: Sequence[Relation]) -> list[NoteShown]:
+    """The notes with their relations both ways: the first to be related could not know those that came later."""
+    by_path = {relation.path: relation for relation in relations}
+    related: dict[str, dict[str, float]] = {path: {} for path in by_path}
+    for relation in relations:
+        for other in relation.related:
+            related[relation.path][other.path] = other.score
+            if other.path in related:
+                related[other.path][relation.path] = other.score
+    titles = {other.path: other.title for relation in relations for other in relation.related}
+    titles |= {path: relation.title for path, relation in by_path.items()}
+    return [
+        NoteShown(relation.title, path, relation.summary, _closest(related[path], titles))
+        for path, relation in sorted(by_path.items())
+    ]
+
+
+def _closest(scores: dict[str, float], titles: dict[str, str]) -> list[RelatedNote]:
+    ordered = sorted(scores.items(), key=lambda item: -item[1])
+    return [RelatedNote(titles[path], score) for path, score in ordered[:3]]
+
+
+def complete(tasks: Sequence[TaskShown], submitted: int) -> bool:
+    """Whether nothing is left to come: all tasks are over, and each completed one has its successor."""
+    count = Counter(task.task_type for task in tasks)
+    done = Counter(task.task_type for task in tasks if task.state == "completed")
+    chained = count[EMBED] >= done[SUMMARIZE] and count[RELATE] >= done[EMBED]
+    return count[SUMMARIZE] >= submitted and chained and all(task.over for task in tasks)
+
+
+def figures(
+    tasks: Sequence[TaskShown], calls: Calls, notes: list[NoteShown], *, limit_per_minute: int, elapsed_s: float
+) -> Figures:
+    """Sum up a run."""
+    completed = sum(task.state == "completed" for task in tasks)
+    return Figures(
+        submitted=len(tasks),
+        completed=completed,
+        failed=sum(task.over for task in tasks) - completed,
+        retried=sum(task.attempt - 1 for task in tasks),
+        throttled=sum(task.throttles for task in tasks),
+        provider_calls=calls.calls,
+        provider_429=calls.status_429,
+        limit_per_minute=limit_per_minute,
+        max_calls_in_any_minute=calls.max_calls_in_any_minute,
+        elapsed_s=round(elapsed_s, 1),
+        notes=notes,
+    )
+
+
+def problems(found: Figures, unburied: Sequence[str], *, whole: bool) -> list[str]:
+    """What is wrong with a run, in plain words; nothing where all is well."""
+    said: list[str] = []
+    if found.submitted != found.completed + found.failed:
+        said.append(f"{found.submitted - found.completed - found.failed} of {found.submitted} tasks have no outcome")
+    if not whole:
+        said.append("the run did not end within its time limit: some tasks, or their successors, are still to come")
+    if found.max_calls_in_any_minute > found.limit_per_minute:
+        said.append(
+            f"the provider saw {found.max_calls_in_any_minute} calls in one minute, "
+            f"the limit is {found.limit_per_minute}"
+        )
+    if unburied:
+        said.append(f"failed, but not in the dead-letter queue: {', '.join(unburied)}")
+    return said

@@ -1,0 +1,1 @@
+"""The JetStream adapter: the only place of Millstream that imports nats."""

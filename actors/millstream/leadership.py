@@ -1,0 +1,120 @@
+"""Who leads: a value in a bucket that expires unless its holder renews it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from millstream.errors import BrokerClosed, BrokerError, GovernorAlreadyRunning
+from millstream.ports import Broker, Clock
+
+SAFETY_S = 0.5
+"""So much before the server lets the lock expire its holder stops to trust it."""
+
+POLL_S = 0.2
+
+
+class Leadership:
+    """A lock with an expiry of `ttl_s`, held by the monotonic clock: it counts as lost as soon as it may be.
+
+    `holder` says to people who holds it; `token` tells this attempt from every other.
+    """
+
+    def __init__(
+        self, broker: Broker, bucket: str, key: str, clock: Clock, ttl_s: float, holder: str, token: str
+    ) -> None:
+        self._broker = broker
+        self._bucket = bucket
+        self._key = key
+        self._clock = clock
+        self._ttl_s = ttl_s
+        self._value = f"{holder} {token}".encode()
+        self._revision = 0
+        self._held_until = 0.0
+
+    def held(self) -> bool:
+        """True while nobody else can have the lock."""
+        return self._clock.monotonic() < self._held_until
+
+    async def win(self, stop: asyncio.Event) -> int | None:
+        """Take the lock and return its epoch, higher with every holder, or None once `stop` is set.
+
+        Waits for a dead holder's lock to expire.
+
+        Raises GovernorAlreadyRunning as soon as the holder is seen to renew, and BrokerClosed.
+        """
+        seen, since = 0, self._clock.monotonic()
+        while not stop.is_set():
+            asked_at = self._clock.monotonic()
+            try:
+                revision = await self._broker.kv_create(self._bucket, self._key, self._value)
+                if revision is not None:
+                    return self._won(revision, asked_at)
+                found = await self._broker.kv_get(self._bucket, self._key)
+                ours = found is not None and found.value == self._value
+                if ours and found is not None:  # of which the answer was lost
+                    revision = await self._broker.kv_update(self._bucket, self._key, self._value, found.revision)
+                    if revision is not None:
+                        return self._won(revision, asked_at)
+            except BrokerClosed:
+                raise
+            except BrokerError:
+                since = self._clock.monotonic()
+                await _pause(stop)
+                continue
+            if found is not None and not ours:
+                renewed = seen not in (0, found.revision)
+                if renewed or asked_at - since > self._ttl_s + 1.0:
+                    raise GovernorAlreadyRunning(found.value.decode(errors="replace").rpartition(" ")[0])
+                seen = found.revision
+            await _pause(stop)
+        return None
+
+    def _won(self, revision: int, asked_at: float) -> int:
+        self._revision = revision
+        self._held_until = asked_at + self._ttl_s - SAFETY_S
+        return revision
+
+    async def renew(self) -> bool:
+        """Hold on to the lock; False once it is lost for good. Without an answer it is kept until it may be lost."""
+        asked_at = self._clock.monotonic()
+        try:
+            revision = await self._broker.kv_update(self._bucket, self._key, self._value, self._revision)
+        except BrokerClosed:
+            raise
+        except BrokerError:
+            return await self._look_again()
+        if revision is None:
+            return await self._look_again()
+        self._won(revision, asked_at)
+        return self.held()
+
+    async def _look_again(self) -> bool:
+        """A renewal whose answer was lost has moved the revision: the value says whose it is."""
+        try:
+            found = await self._broker.kv_get(self._bucket, self._key)
+        except BrokerClosed:
+            raise
+        except BrokerError:
+            return self.held()
+        if found is None or found.value != self._value:
+            self._held_until = 0.0
+            return False
+        self._revision = found.revision
+        return self.held()
+
+    async def release(self) -> None:
+        """Let the next one take over at once; does nothing where the lock may be another's by now."""
+        if not self.held():
+            return
+        self._held_until = 0.0
+        try:
+            await self._broker.kv_delete(self._bucket, self._key)
+        except BrokerError:
+            return  # it expires by itself
+
+
+async def _pause(stop: asyncio.Event) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(POLL_S):
+            await stop.wait()

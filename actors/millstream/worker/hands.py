@@ -1,0 +1,200 @@
+"""One delivery from pull to ack: may it start, permit, claim, run, commit. Read it from top to bottom."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+
+from millstream.app import AnyTask
+from millstream.errors import BrokerError, MessageTooLarge
+from millstream.journal import Last
+from millstream.permits_client import Permit
+from millstream.policy import claim as policy
+from millstream.policy.claim import Hold, Outcome
+from millstream.ports import Delivery, Refused, Stored
+from millstream.worker import outcomes
+from millstream.worker.context import Bench
+from millstream.worker.executor import Stopped
+from millstream.worker.running import Execution, Running
+from millstream_schemas.codec import UnknownMessage, decode_work_item
+from millstream_schemas.events import Event, StaleOutcome, Started, Usage
+
+AGAIN_AFTER_S = 0.25
+GIVE_UP_AFTER_S = 300.0
+
+Judge = Callable[[Hold, Event | None, int], policy.CommitVerdict]
+
+
+@dataclass(frozen=True)
+class Hands:
+    """Carries deliveries through. Holds no state but the executions that run."""
+
+    bench: Bench
+    running: Running
+    stopping: asyncio.Event
+    alone: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by the one task here that may be what ends workers: the others of its kind wait unclaimed."""
+    tasks: Mapping[str, AnyTask] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tasks", self.bench.app.tasks)
+
+    async def handle(self, delivery: Delivery) -> None:
+        """The one boundary of a delivery: it is acked once the task's life says so, and else left alone."""
+        try:
+            item = decode_work_item(delivery.body)
+        except UnknownMessage as error:
+            self.bench.telemetry.emit("message.unknown", stream=delivery.stream, seq=delivery.seq, error=str(error))
+            return
+        bench = self.bench
+        hold = Hold(item, bench.ids.new(), bench.worker_id, delivery.stream, delivery.seq, delivery.delivery)
+        bench.heart.start(delivery, bench.settings.lease_s)
+        try:
+            if await self._carry(hold, delivery):
+                bench.broker.ack([delivery])
+        except (BrokerError, UnknownMessage) as error:
+            bench.telemetry.emit("broker.trouble", key=item.card.key, error=str(error))
+        except Exception as error:  # noqa: BLE001 - the boundary: the delivery comes again
+            bench.telemetry.emit("message.faulty", key=item.card.key, error=repr(error))
+        finally:
+            bench.heart.stop(delivery)
+
+    async def _carry(self, hold: Hold, delivery: Delivery) -> bool:
+        """True when the delivery is to be acked, False for silence."""
+        task = self.tasks.get(hold.item.card.task_type)
+        refused = outcomes.before_start(hold, task, self.bench.clock.now())
+        if refused is not None or task is None:
+            return refused is not None and await self._commit(hold, refused, hold.item.fence, policy.hand_back)
+        async with self.alone if policy.is_suspect(hold) else nullcontext():
+            return await self._execute(hold, delivery, task)
+
+    async def _execute(self, hold: Hold, delivery: Delivery, task: AnyTask) -> bool:
+        permit = await self._permit(hold, task)
+        if not isinstance(permit, Permit | None):
+            return await self._commit(hold, permit, hold.item.fence, policy.hand_back)
+        if self.stopping.is_set():
+            self._give_back(permit)
+            self.bench.broker.nak(delivery)
+            return False
+        claimed = await self._claim(hold)
+        if not isinstance(claimed, policy.Claimed):
+            self._give_back(permit)
+            return isinstance(claimed, policy.Superseded)
+        outcome = await self._run(hold, claimed.event, task, permit)
+        return await self._commit(hold, outcome, claimed.fence, policy.commit)
+
+    # --- permit ----------------------------------------------------------------------------------
+
+    async def _permit(self, hold: Hold, task: AnyTask) -> Permit | Outcome | None:
+        """The permit where limits ask for one, None where none do, or the outcome that stands in for it."""
+        keys = tuple(dict.fromkeys((*task.limits, *hold.item.envelope.limits)))
+        if not keys:
+            return None
+        answer = await self.bench.permits.acquire(keys, outcomes.tokens_of(hold), self._hold_s())
+        if isinstance(answer, Permit):
+            return answer
+        self.bench.telemetry.emit("task.parked", key=hold.item.card.key, answer=repr(answer))
+        return outcomes.without_permit(hold, answer, self.bench.clock.now())
+
+    def _hold_s(self) -> float:
+        """How long a request may wait at the governor with the slot in hand."""
+        return min(2.0, self.bench.settings.lease_s / 2)
+
+    def _give_back(self, permit: Permit | None) -> None:
+        if permit is not None:
+            self.bench.permits.give_back(permit)
+
+    # --- claim -----------------------------------------------------------------------------------
+
+    async def _claim(self, hold: Hold) -> policy.Claimed | policy.Silence | policy.Superseded:
+        """Append `started` on the message's fence; the last event decides wherever that is refused."""
+        claim = policy.first_claim(hold)
+        while True:
+            answer = await self.bench.journal.append(claim.event, claim.expect_seq)
+            if isinstance(answer, Stored):
+                self.bench.telemetry.emit("task.claimed", key=hold.item.card.key)
+                return policy.Claimed(answer.seq, claim.event)
+            if isinstance(answer, Refused):
+                await asyncio.sleep(AGAIN_AFTER_S)
+            last = await self._last(hold)
+            match policy.claim(hold, last.event, last.seq):
+                case policy.Claim() as claim:
+                    given_up = policy.given_up(hold, claim)
+                    if given_up is None:
+                        continue
+                    done = await self._commit(hold, given_up, claim.expect_seq, policy.hand_back)
+                    return policy.Superseded() if done else policy.Silence()
+                case policy.Claimed() as claimed:
+                    return claimed
+                case policy.HistoryLost(event):
+                    done = await self._commit(hold, event, 0, policy.hand_back)
+                    return policy.Superseded() if done else policy.Silence()
+                case policy.Silence() | policy.Superseded() as verdict:
+                    name = "task.silenced" if isinstance(verdict, policy.Silence) else "task.superseded"
+                    self.bench.telemetry.emit(name, key=hold.item.card.key)
+                    return verdict
+
+    async def _last(self, hold: Hold) -> Last:
+        """The last event of the task; asks again while the broker does not answer."""
+        card, waited_s = hold.item.card, 0.0
+        while True:
+            try:
+                return await self.bench.journal.last(card.tenant_id, card.key)
+            except BrokerError as error:
+                if waited_s >= GIVE_UP_AFTER_S:
+                    raise
+                self.bench.telemetry.emit("broker.trouble", key=card.key, error=str(error))
+            await asyncio.sleep(AGAIN_AFTER_S)
+            waited_s += AGAIN_AFTER_S
+
+    # --- run -------------------------------------------------------------------------------------
+
+    async def _run(self, hold: Hold, started: Started, task: AnyTask, permit: Permit | None) -> Outcome:
+        """One execution, its permit settled, as the outcome to commit."""
+        if permit is not None and self.bench.clock.monotonic() > permit.use_by:
+            self._give_back(permit)  # a call that starts later than its permit says may be one too many in its window
+            return outcomes.too_late(hold, started.card.crashes, self.bench.clock.now())
+        if self.running.over:
+            self._give_back(permit)
+            return outcomes.outcome_of(hold, started.card.crashes, Stopped(), Usage(), self.bench.clock.now())
+        execution = Execution(self.bench, hold, task)
+        with self.running.listed(hold, execution):
+            ending = await execution.run()
+        if permit is not None:
+            self.bench.permits.settle(permit, **outcomes.settlement(ending, execution.usage()))
+        return outcomes.outcome_of(hold, started.card.crashes, ending, execution.usage(), self.bench.clock.now())
+
+    # --- commit ----------------------------------------------------------------------------------
+
+    async def _commit(self, hold: Hold, outcome: Outcome, expect_seq: int, judge: Judge) -> bool:
+        """Append the outcome; True when the delivery is to be acked, False for silence."""
+        while True:
+            try:
+                answer = await self.bench.journal.append(outcome, expect_seq)
+            except MessageTooLarge as error:
+                outcome = outcomes.too_large(hold, outcome, error)
+                continue
+            if isinstance(answer, Stored):
+                self.bench.telemetry.emit("task.committed", key=hold.item.card.key)
+                return True
+            if isinstance(answer, Refused):
+                self.bench.telemetry.emit("broker.trouble", key=hold.item.card.key, error=answer.description)
+                await asyncio.sleep(AGAIN_AFTER_S)
+            last = await self._last(hold)
+            match judge(hold, last.event, last.seq):
+                case policy.Append(expect_seq, crashes):
+                    outcome = policy.with_crashes(outcome, crashes)
+                case policy.Committed():
+                    return True
+                case policy.Silence():
+                    self._stale(hold, outcome)
+                    return False
+                case policy.Superseded():
+                    self._stale(hold, outcome)
+                    return True
+
+    def _stale(self, hold: Hold, outcome: Outcome) -> None:
+        card, kind = hold.item.card, str(outcome.__struct_config__.tag)
+        self.bench.telemetry.emit("task.stale_outcome", key=card.key, outcome=kind)
+        info = StaleOutcome(key=card.key, execution_id=hold.execution_id, outcome=kind)
+        self.bench.journal.inform(info, card.tenant_id, card.queue)

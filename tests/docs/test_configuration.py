@@ -1,0 +1,46 @@
+"""docs/configuration.md names every setting and every variable, and its file is valid."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+import msgspec
+
+from millstream import settings
+from tests.support.source import REPOSITORY
+
+PAGE = (REPOSITORY / "docs" / "configuration.md").read_text("utf-8")
+
+
+def test_the_example_is_valid_and_shows_the_defaults() -> None:
+    """What the page shows builds settings, and what it calls a default is one."""
+    shown = re.search(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    assert shown is not None
+    built = settings.build(tomllib.loads(shown[1]))
+    plain = settings.build({})
+    assert msgspec.structs.replace(built, queues={}, limits={}) == plain
+    assert built.queue("agent-run") == plain.queue("anything")
+
+
+def test_every_setting_is_named() -> None:
+    """No member of the settings is missing on the page."""
+    structs = (
+        settings.Settings,
+        settings.NatsSettings,
+        settings.QueueSettings,
+        settings.TrackerSettings,
+        settings.WorkerSettings,
+    )
+    missing = [name for struct in structs for name in struct.__struct_fields__ if not re.search(rf"\b{name}\b", PAGE)]
+    assert not missing
+
+
+def test_every_variable_is_named() -> None:
+    """No variable that is read is missing on the page."""
+    read = {
+        name
+        for path in (REPOSITORY / "actors" / "millstream").rglob("*.py")
+        for name in re.findall(r'"(MILLSTREAM_[A-Z_]+)"', path.read_text("utf-8"))
+    }
+    assert [name for name in sorted(read) if f"`{name}`" not in PAGE] == []

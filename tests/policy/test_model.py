@@ -1,0 +1,168 @@
+"""The chain's promises, in every interleaving of its actors with faults, asked of the real policy functions.
+
+One fault by default; MILLSTREAM_MODEL_FAULTS=2 (make faults) explores two.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+
+import pytest
+
+from millstream.policy import admit, claim, control, decide
+from tests.policy.model.explore import Report, Scenario, TooManyStates, explore
+from tests.policy.model.mutants import mutant
+from tests.policy.model.rules import Policy
+
+FAULTS = int(os.environ.get("MILLSTREAM_MODEL_FAULTS", "1"))
+
+RETRIES = Scenario(outcomes=("completed", "error"), faults=FAULTS, purge_all=True)
+"""Two attempts: completed, or failed twice and dead-lettered; a canceller comes at any moment."""
+
+HANDED_BACK = Scenario(outcomes=("completed", "interrupted"), faults=FAULTS, purge_all=True)
+"""A stopping worker hands back, with or without a claim, or not knowing whether it has one."""
+
+PARKED = Scenario(outcomes=("completed", "parked"), faults=FAULTS, workers=1, purge_all=True)
+"""A throttled task comes back by a schedule; one worker, which takes every delivery in turn."""
+
+DELAYED = Scenario(outcomes=("fatal", "cancelled"), faults=FAULTS, delay_s=5.0, purge_all=True)
+"""The first release is a schedule; the handler ends the task for good."""
+
+SUBMITTED_TWICE = Scenario(
+    outcomes=("completed", "fatal"), faults=FAULTS, submits=2, unique="in_flight", workers=1, cancels=False
+)
+"""Two submits of one key that is free again once the task is over: two generations, or one."""
+
+CANCELLED_BETWEEN = replace(SUBMITTED_TWICE, dispatchers=1, cancels=True)
+"""The canceller meets either generation."""
+
+SCENARIOS = {
+    "retries": RETRIES,
+    "handed back": HANDED_BACK,
+    "parked": PARKED,
+    "delayed": DELAYED,
+    "submitted twice": SUBMITTED_TWICE,
+    "cancelled between generations": CANCELLED_BETWEEN,
+}
+
+
+def _explored(scenario: Scenario) -> Report:
+    """The report, shown with the test's output as well: `pytest -rP` prints states and seconds."""
+    report = explore(scenario)
+    sys.stdout.write(f"{report}\n")
+    return report
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_every_interleaving_keeps_the_promises(name: str) -> None:
+    """One outcome at the most and one in the end, no start too many, nobody stuck, nothing redelivered for ever."""
+    report = _explored(SCENARIOS[name])
+    assert not report.violations, str(report)
+
+
+def test_an_exploration_is_never_cut_off_silently() -> None:
+    """A bound that is met fails: what was not visited is not proven."""
+    with pytest.raises(TooManyStates):
+        explore(replace(RETRIES, faults=0, bound=100))
+
+
+# --- the model can fail: one rule changed, and it says which promise breaks and how -------------------------------------
+
+
+def _claims(old: str, new: str) -> Policy:
+    changed = mutant(claim, old, new)
+    return Policy(
+        first_claim=changed.first_claim, claim=changed.claim, commit=changed.commit, hand_back=changed.hand_back
+    )
+
+
+STARTS, STUCK_WORK, STUCK_TASK = "more starts", "a message is left in work", "an accepted task has no outcome"
+NO_LETTER, TWICE, LIE = "a failed task has no dead letter", "acted twice", "a worker was told"
+
+_RETRIES, _HANDED_BACK = replace(RETRIES, faults=1), replace(HANDED_BACK, faults=1)
+_TWICE, _BETWEEN = replace(SUBMITTED_TWICE, faults=1), replace(CANCELLED_BETWEEN, faults=1)
+
+MUTANTS: dict[str, tuple[Scenario, Policy, str]] = {
+    "a delivery of the same number takes over": (
+        _RETRIES,
+        _claims("card.delivery >= hold.delivery", "card.delivery > hold.delivery"),
+        STARTS,
+    ),
+    "a copy of the work message takes over": (
+        _RETRIES,
+        _claims("card.release != hold.item.fence or card.work_seq != hold.work_seq", "card.release != hold.item.fence"),
+        STARTS,
+    ),
+    "a newer delivery never takes over": (
+        _RETRIES,
+        _claims("if card.delivery >= hold.delivery:", "if card.delivery:"),
+        "redelivered without end",
+    ),
+    "a fenced execution acks its successor's message": (
+        replace(HANDED_BACK, outcomes=("completed",), cancels=False, faults=2),
+        _claims(
+            "release == hold.item.fence:\n        return Silence()",
+            "release == hold.item.fence:\n        return Superseded()",
+        ),
+        STUCK_TASK,
+    ),
+    "a worker that hands back forgets a claim that was not answered": (
+        _HANDED_BACK,
+        _claims("if isinstance(last, Started) or last.card", "if last.card"),
+        LIE,
+    ),
+    "a worker takes the card of a cancel for its own outcome": (
+        _RETRIES,
+        _claims("return by_delivery != isinstance(last, Failed | Expired)", "return True"),
+        LIE,
+    ),
+    "a submit whose event stands is acked without its work message": (
+        _RETRIES,
+        Policy(standing=mutant(admit, "return GoOn(last_seq, last)", "return Done()").standing),
+        STUCK_TASK,
+    ),
+    "a submit opens a generation although it was accepted before the end of the last": (
+        _TWICE,
+        Policy(standing=mutant(admit, " and last_at <= admission.accepted_at", "").standing),
+        TWICE,
+    ),
+    "a decision that stands is not followed": (
+        _RETRIES,
+        Policy(decided=mutant(decide, "return GoOn(last, last_seq)", "return Done()").decided),
+        STUCK_TASK,
+    ),
+    "a dead letter is forgotten once a new generation has begun": (
+        _TWICE,
+        Policy(decided=mutant(decide, "return _owed(seen, past)", "return Done()").decided),
+        NO_LETTER,
+    ),
+    "a cancel comes too late and is appended": (
+        _RETRIES,
+        Policy(cancel=mutant(control, "__struct_config__.tag in TERMINAL_KINDS:", "card.generation > 9:").cancel),
+        "not in the life cycle",
+    ),
+    "a cancel is carried out on a later generation too": (
+        _BETWEEN,
+        Policy(
+            cancel=mutant(control, "return any(event.card.cause == cause for event in past)", "return False").cancel
+        ),
+        TWICE,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_the_model_notices_a_changed_rule(name: str) -> None:
+    """Each rule is there because some interleaving needs it; without it the model shows that interleaving."""
+    scenario, policy, expected = MUTANTS[name]
+    report = _explored(replace(scenario, policy=policy, stop_at_first=expected))
+    assert any(expected in violation for violation in report.violations), str(report)
+
+
+def test_a_purge_without_bound_takes_the_work_of_the_next_generation() -> None:
+    """Why a cancel notes the end of WORK before it reads the last event, and purges no further."""
+    report = _explored(replace(CANCELLED_BETWEEN, faults=0, purge_all=True))
+    assert any(STUCK_TASK in violation for violation in report.violations), str(report)
