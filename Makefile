@@ -42,7 +42,7 @@ wheel: $(VENV)/.stamp-dev
 	$(BIN)/python -m pytest tests/test_wheel.py
 
 faults: $(VENV)/.stamp-dev ## kill every process for real; the model with two faults
-	MILLSTREAM_MODEL_FAULTS=2 $(BIN)/python -m pytest -m "faults or model"
+	MILLSTREAM_MODEL_FAULTS=2 $(BIN)/python -m pytest $(PYTEST_ARGS) -m "faults or model"
 
 bench: $(VENV)/.stamp-run ## tasks per second and latencies, beside a bare nats-py loop
 	@$(BIN)/python bench/run.py $(BENCH_ARGS)

@@ -51,6 +51,7 @@ class Mill:
         """Start dispatcher, worker and tracker, and wait until the tracker answers."""
         tracker = self._spawn("-m", "millstream", "tracker")
         self._spawn("-m", "millstream", "dispatcher")
+        self._spawn("-m", "millstream", "governor")
         self._spawn("-m", "millstream", "worker", "bench.app:app")
         assert tracker.stdout is not None
         self.url = json.loads(tracker.stdout.readline())["http"]
@@ -70,6 +71,11 @@ class Mill:
     def completed(self) -> int:
         """How many tasks the tracker shows as completed."""
         return int(self.get("/v1/tasks", state="completed", limit=1)["total"])
+
+    def state(self, task_id: str) -> str:
+        """The state of a task, empty where it is not known or the tracker cannot say."""
+        answer = self._client.get(f"{self.url}/v1/tasks/{task_id}")
+        return str(answer.json()["state"]) if answer.is_success else ""
 
     def stop(self) -> None:
         """End the actors."""
@@ -145,6 +151,18 @@ def latency_run(mill: Mill, name: str, count: int) -> tuple[list[float], list[fl
     return to_start, to_visible
 
 
+def recovery_run(mill: Mill, server: LocalServer) -> float:
+    """Seconds from a killed server being back to a task done by the worker that had been idle."""
+    server.kill()
+    time.sleep(2.0)  # the outage
+    server.restart()
+    back = time.time()
+    with _child(mill.env, "-m", "bench.producer", "drip", "recovered", "1", "1") as producer:
+        _line(producer)
+        _until(lambda: mill.state("recovered-0") == "completed", "the task after the outage is completed")
+    return float(mill.get("/v1/tasks/recovered-0")["result"]) - back
+
+
 def percentiles(values: list[float]) -> dict[str, float]:
     """The 50th, 95th and 99th percentile, in the values' unit."""
     cuts = statistics.quantiles(values, n=100)
@@ -173,10 +191,12 @@ def main() -> None:
                 bares.append(bare_run(mill, server.url, chosen.tasks))
                 print(f"run {number + 1}: millstream {rate:,.0f}/s, submit {submit:,.0f}/s, bare {bares[-1]:,.0f}/s")
             to_start, to_visible = latency_run(mill, "latency", chosen.latency_tasks)
+            recovery_s = recovery_run(mill, server)
         finally:
             mill.stop()
     start, seen = percentiles(to_start), percentiles(to_visible)
     print(f"submit to start at {LATENCY_PER_S:g}/s: {start} ms; start to visible: {seen} ms")
+    print(f"an idle worker ran a task {recovery_s:.2f} s after its killed server was back")
     figures = {
         "millstream_tasks_per_s": round(statistics.median(mills)),
         "submit_per_s": round(statistics.median(submits)),
@@ -188,6 +208,7 @@ def main() -> None:
         "visible_p50_ms": seen["p50"],
         "visible_p95_ms": seen["p95"],
         "visible_p99_ms": seen["p99"],
+        "recovery_s": round(recovery_s, 2),
     }
     print(json.dumps(figures))
 

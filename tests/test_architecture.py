@@ -29,9 +29,9 @@ DOERS = ("open", "print", "input", "eval", "exec")
 
 # The server's own words and ours; both are spelled in one module of the contract (or known to the adapter).
 BROKER_LITERAL = re.compile(r"\$JS\b|\$KV\b|\$SYS\b|Nats-|\bMILL_|(?<![\w.-])mill\.(?!toml\b)")
-# server.py runs the development server, demo is an application of its own: their errors concern nobody else.
 MAY_LEAVE_TASKS_BEHIND = ("millstream.worker.executor",)
 """Runs the code of users, some of which ignores its cancellation: a group would wait for it for ever."""
+# server.py runs the development server, demo is an application of its own: their errors concern nobody else.
 ERRORS_LIVE_IN = ("millstream.errors", "millstream.server", "millstream.demo")
 
 # Written in two halves, so that this file does not contain what it forbids.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -65,10 +66,10 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
-def _run(python: Path, *args: str) -> str:
+def _run(python: Path, *args: str, cwd: Path | str = "/") -> str:
     # Path files are not read in folders named by PYTHONPATH, so the editable install does not come along.
     env = {**os.environ, "PYTHONPATH": sysconfig.get_path("purelib")}
-    done = subprocess.run([str(python), *args], env=env, cwd="/", capture_output=True, text=True, check=False)
+    done = subprocess.run([str(python), *args], env=env, cwd=cwd, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -96,3 +97,18 @@ def test_every_module_of_the_installed_wheel_imports(installed: Path) -> None:
 def test_the_installed_command_runs(installed: Path) -> None:
     """The script of the wheel starts from any folder and names its commands."""
     assert "worker" in _run(installed, str(installed.parent / "millstream"), "--help")
+
+
+def test_the_installed_demo_runs_in_an_empty_folder(installed: Path, tmp_path: Path) -> None:
+    """Without a checkout around it, the demo takes the notes of the wheel through all actors, and its figures add up."""
+    printed = _run(installed, "-m", "millstream", "demo", "--limit", "600", "--max-files", "2", "--json", cwd=tmp_path)
+    origin, notes = _run(
+        installed,
+        "-c",
+        "import json, millstream.demo as d; print(d.__file__); print(json.dumps(list(d.bundled_texts())))",
+    ).splitlines()
+    assert Path(origin).is_relative_to(installed.parents[1])
+    found = json.loads(printed.splitlines()[-1])
+    assert (found["submitted"], found["completed"], found["failed"]) == (7, 6, 1)
+    assert [Path(note["path"]).name for note in found["notes"]] == sorted(json.loads(notes)[:2])
+    assert list(tmp_path.iterdir()) == []

@@ -20,6 +20,8 @@ from tests.support.waiting import wait_until_sync
 
 README = (REPOSITORY / "README.md").read_text("utf-8")
 BLOCK = re.compile(r"<!-- runs in tests/docs: (?P<name>\w+) -->\n```\w*\n(?P<text>.*?)```", re.DOTALL)
+FENCED = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
+MAKE = re.compile(r"^make (?P<target>[\w-]+)", re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?:|#)([^)]+)\)")
 
 
@@ -81,6 +83,27 @@ def test_the_producer_in_another_language_works(up: ActorProcess, tmp_path: Path
         return [item["state"] for item in items] == ["completed"]
 
     wait_until_sync(completed, "the task is found by its PubAck, and completed")
+
+
+def test_every_block_runs_but_the_diagram_and_the_make_commands() -> None:
+    """A block without its mark would be a promise that nobody checks."""
+    fenced = [found["text"] for found in FENCED.finditer(README)]
+    assert len(fenced) * 2 == len(re.findall(r"^```", README, re.MULTILINE)), "a fence is not closed"
+    marked = [found["text"] for found in BLOCK.finditer(README)]
+    assert len(blocks()) == len(marked), "two blocks have one name"
+    diagram, make = (text for text in fenced if text not in marked)
+    assert "──▶" in diagram
+    commands = make.splitlines()
+    assert commands
+    assert [line for line in commands if not MAKE.match(line)] == []
+
+
+def test_every_make_command_of_the_readme_is_a_target() -> None:
+    """Those of its block, and those of its text."""
+    targets = set(re.findall(r"^([\w-]+):", (REPOSITORY / "Makefile").read_text("utf-8"), re.MULTILINE))
+    named = set(MAKE.findall(README)) | set(re.findall(r"`make ([\w-]+)", README))
+    assert {"demo", "test"} <= named
+    assert named <= targets
 
 
 def test_every_block_that_is_said_to_run_does() -> None:

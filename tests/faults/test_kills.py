@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.draining import drained
 from tests.support.fleet import Fleet
 from tests.support.waiting import wait_until, wait_until_sync
 
@@ -68,15 +69,22 @@ def _processing(fleet: Fleet) -> set[str]:
 
 
 async def _settled(fleet: Fleet, expected: list[str]) -> dict[str, Counter[str]]:
-    """Wait until every acknowledged task has an outcome in the stream, and return all outcomes."""
+    """Wait until every acknowledged task has an outcome and nothing is left that could give it another.
+
+    Returns all outcomes. No task id may have two keys: its execution under one would be unknown under the other.
+    """
     async with fleet.broker() as broker:
 
-        async def all_ended() -> dict[str, Counter[str]] | None:
+        async def all_ended() -> bool:
             outcomes = await fleet.outcomes(broker)
-            ended = all(sum(outcomes.get(task_id, {}).values()) >= 1 for task_id in expected)
-            return outcomes if ended else None
+            return all(sum(outcomes.get(task_id, {}).values()) >= 1 for task_id in expected)
 
-        return await wait_until(all_ended, f"{len(expected)} acknowledged tasks have an outcome", timeout=90)
+        await wait_until(all_ended, f"{len(expected)} acknowledged tasks have an outcome", timeout=90)
+        await drained(fleet, broker)
+        outcomes = await fleet.outcomes(broker)
+        keys = [key for key, events in (await fleet.life(broker)).items() if events[0][0] != "alias"]
+        assert len(keys) == len(outcomes), "a task has two keys"
+        return outcomes
 
 
 def _check(load: Load, outcomes: dict[str, Counter[str]]) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from millstream.faults import EXIT_STATUS
 from millstream_schemas.codec import decode_event
+from tests.support.draining import drained, messages
 from tests.support.fleet import Fleet
 from tests.support.waiting import wait_until, wait_until_sync
 
@@ -20,25 +21,6 @@ SHORT = "dedupe_s = 1\n"
 LEASE_S = 1.0
 
 
-async def _messages(broker: Broker, stream: str) -> int:
-    info = await broker.stream_info(stream)
-    assert info is not None
-    return info.messages
-
-
-async def _is_drained(fleet: Fleet, broker: Broker) -> bool:
-    """True when no submit, work message or schedule is left, and every event that asked for a decision got one."""
-    names = fleet.names
-    if await _messages(broker, names.inbox_stream) or await _messages(broker, names.work_stream):
-        return False
-    waiting = await broker.consumers(names.events_stream)
-    return all(consumer.pending == 0 and consumer.ack_pending == 0 for consumer in waiting)
-
-
-async def _drained(fleet: Fleet, broker: Broker) -> None:
-    await wait_until(lambda: _is_drained(fleet, broker), "nothing is left to deliver", timeout=60)
-
-
 async def _outcomes(fleet: Fleet, broker: Broker, expected: dict[str, str]) -> None:
     """Wait until each task has an outcome and nothing is left that could give it another; then check that it is the one."""
 
@@ -47,7 +29,7 @@ async def _outcomes(fleet: Fleet, broker: Broker, expected: dict[str, str]) -> N
         return set(expected) <= {task_id for task_id, kinds in found.items() if kinds}
 
     await wait_until(all_ended, f"outcomes of {sorted(expected)}", timeout=60)
-    await _drained(fleet, broker)
+    await drained(fleet, broker)
     found = await fleet.outcomes(broker)
     assert {task_id: found[task_id] for task_id in expected} == {
         task_id: Counter([kind]) for task_id, kind in expected.items()
@@ -78,7 +60,7 @@ async def test_loss_at_the_worker_causes_no_second_execution(make_fleet: Callabl
         await _outcomes(fleet, broker, {"one": "completed"})
         if says is not None:
             wait_until_sync(lambda: says in worker.log(), "the redelivery was seen")
-        assert await _messages(broker, fleet.names.dlq_stream) == 0
+        assert await messages(broker, fleet.names.dlq_stream) == 0
     assert len(fleet.starts("one")) == 1
 
 
@@ -177,7 +159,7 @@ async def test_dispatcher_that_dies_at_any_point_loses_and_doubles_nothing(
             await _outcomes(fleet, broker, expected)
             assert len(fleet.starts(task_id)) == starts, plan
             letters = number + 1 if outcome == "failed" else 0
-            assert await _messages(broker, fleet.names.dlq_stream) == letters, plan
+            assert await messages(broker, fleet.names.dlq_stream) == letters, plan
             successor.kill()
 
 

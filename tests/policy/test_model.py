@@ -18,16 +18,20 @@ from tests.policy.model.rules import Policy
 
 FAULTS = int(os.environ.get("MILLSTREAM_MODEL_FAULTS", "1"))
 
-RETRIES = Scenario(outcomes=("completed", "error"), faults=FAULTS, purge_all=True)
+WIDE = FAULTS < 2
+"""With one fault everything is explored as it is. With two, a cancel's purge forgets its bound, which leaves out the states
+between its look at WORK and its look at the task, and the parked task has one worker: millions of states less."""
+
+RETRIES = Scenario(outcomes=("completed", "error"), faults=FAULTS, purge_all=not WIDE)
 """Two attempts: completed, or failed twice and dead-lettered; a canceller comes at any moment."""
 
-HANDED_BACK = Scenario(outcomes=("completed", "interrupted"), faults=FAULTS, purge_all=True)
+HANDED_BACK = Scenario(outcomes=("completed", "interrupted"), faults=FAULTS, purge_all=not WIDE)
 """A stopping worker hands back, with or without a claim, or not knowing whether it has one."""
 
-PARKED = Scenario(outcomes=("completed", "parked"), faults=FAULTS, workers=1, purge_all=True)
-"""A throttled task comes back by a schedule; one worker, which takes every delivery in turn."""
+PARKED = Scenario(outcomes=("completed", "parked"), faults=FAULTS, workers=2 if WIDE else 1, purge_all=not WIDE)
+"""A throttled task comes back by a schedule."""
 
-DELAYED = Scenario(outcomes=("fatal", "cancelled"), faults=FAULTS, delay_s=5.0, purge_all=True)
+DELAYED = Scenario(outcomes=("fatal", "cancelled"), faults=FAULTS, delay_s=5.0, purge_all=not WIDE)
 """The first release is a schedule; the handler ends the task for good."""
 
 SUBMITTED_TWICE = Scenario(
@@ -82,7 +86,8 @@ def _claims(old: str, new: str) -> Policy:
 STARTS, STUCK_WORK, STUCK_TASK = "more starts", "a message is left in work", "an accepted task has no outcome"
 NO_LETTER, TWICE, LIE = "a failed task has no dead letter", "acted twice", "a worker was told"
 
-_RETRIES, _HANDED_BACK = replace(RETRIES, faults=1), replace(HANDED_BACK, faults=1)
+_RETRIES = replace(RETRIES, faults=1, purge_all=True)
+_HANDED_BACK = replace(HANDED_BACK, faults=1, purge_all=True)
 _TWICE, _BETWEEN = replace(SUBMITTED_TWICE, faults=1), replace(CANCELLED_BETWEEN, faults=1)
 
 MUTANTS: dict[str, tuple[Scenario, Policy, str]] = {

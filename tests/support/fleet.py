@@ -18,6 +18,7 @@ from millstream.connecting import open_broker
 from millstream.settings import Settings, build
 from millstream_schemas.codec import decode_event
 from millstream_schemas.lifecycle import TERMINAL_KINDS
+from millstream_schemas.names import DEFAULT_PREFIX
 from tests.support.processes import ActorProcess, Processes
 from tests.support.waiting import wait_until, wait_until_sync
 
@@ -45,7 +46,14 @@ class Fleet:
     """Starts actors with one configuration and asks what became of tasks."""
 
     def __init__(
-        self, server: LocalServer, processes: Processes, folder: Path, *, lease_s: float = 2.0, config: str = ""
+        self,
+        server: LocalServer,
+        processes: Processes,
+        folder: Path,
+        *,
+        lease_s: float = 2.0,
+        config: str = "",
+        prefix: str = DEFAULT_PREFIX,
     ) -> None:
         self.server = server
         self.processes = processes
@@ -62,8 +70,9 @@ class Fleet:
             "MILLSTREAM_DATA_DIR": str(self.data_dir),
             "MILLSTREAM_EFFECTS": str(self.effects_path),
             "MILLSTREAM_GRACE": "5s",
+            "MILLSTREAM_PREFIX": prefix,
         }
-        self.settings: Settings = build({"nats": {"url": server.url}, "lease_s": lease_s})
+        self.settings: Settings = build({"nats": {"url": server.url, "prefix": prefix}, "lease_s": lease_s})
         self.names = self.settings.names
         self.actors: dict[str, ActorProcess] = {}
 
@@ -91,10 +100,14 @@ class Fleet:
         return actor
 
     def worker(
-        self, concurrency: int = 10, env: Mapping[str, str] | None = None, queues: str | None = None
+        self,
+        concurrency: int = 10,
+        env: Mapping[str, str] | None = None,
+        queues: str | None = None,
+        app: str = HANDLERS,
     ) -> ActorProcess:
         more = ["--queues", queues] if queues else []
-        actor = self.start("worker", HANDLERS, "--concurrency", str(concurrency), *more, env=env)
+        actor = self.start("worker", app, "--concurrency", str(concurrency), *more, env=env)
         actor.wait_for_log("actor.started")
         return actor
 
@@ -127,7 +140,7 @@ class Fleet:
     @asynccontextmanager
     async def client(self) -> AsyncGenerator[Client]:
         """A connected client, as an application has it."""
-        async with Client.open(self.server.url) as client:
+        async with Client.open(self.server.url, settings=self.settings) as client:
             yield client
 
     # --- a plain client, as a producer in any language would be ---
@@ -155,7 +168,7 @@ class Fleet:
     ) -> int:
         """Publish an envelope and return its INBOX sequence."""
         body = task if isinstance(task, bytes) else json.dumps(task).encode()
-        ack = await client.jetstream().publish(f"mill.submit.{tenant}.{queue}", body, headers=headers)
+        ack = await client.jetstream().publish(f"{self.names.prefix}.submit.{tenant}.{queue}", body, headers=headers)
         return ack.seq
 
     @asynccontextmanager
@@ -180,12 +193,12 @@ class Fleet:
             return await client.post(path, json=body, **kwargs)
 
     async def task(self, task_id: str, tenant: str | None = None) -> dict[str, Any] | None:
-        """A task as HTTP shows it, None where it is not (yet) known or the tracker is down."""
+        """A task as HTTP shows it, None where it is not (yet) known, or the tracker is down or not ready."""
         try:
             answer = await self.get(f"/v1/tasks/{task_id}", **({"tenant": tenant} if tenant else {}))
         except httpx.HTTPError:
             return None
-        if answer.status_code == 404:
+        if answer.status_code == 404 or answer.status_code >= 500:
             return None
         answer.raise_for_status()
         found: dict[str, Any] = answer.json()
@@ -216,13 +229,13 @@ class Fleet:
         return lives
 
     async def outcomes(self, broker: Broker) -> dict[str, Counter[str]]:
-        """For each task id, how many terminal events of each kind its stream holds."""
+        """For each task id, how many terminal events of each kind the stream holds, over all keys that name it."""
         found: dict[str, Counter[str]] = {}
         for events in (await self.life(broker)).values():
             if events[0][0] == "alias":
                 continue
             task_id = decode_event(events[0][1].body).card.task_id
-            found[task_id] = Counter(kind for kind, _ in events if kind in TERMINAL_KINDS)
+            found.setdefault(task_id, Counter()).update(kind for kind, _ in events if kind in TERMINAL_KINDS)
         return found
 
     def effects(self) -> list[dict[str, Any]]:

@@ -78,6 +78,12 @@ async def limited(ctx: Context, payload: Any) -> Any:
     return payload
 
 
+@app.task("limited.throttled", queue="agent-run", limits=["llm"])
+async def limited_throttled(ctx: Context, payload: dict[str, float]) -> None:
+    effect(ctx, "start")
+    raise Throttled(payload["after"])
+
+
 @app.task("timed", queue="agent-run", timeout="300ms")
 async def timed(ctx: Context) -> None:
     effect(ctx, "start")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from millstream.server import LocalServer
+from millstream_schemas.names import DEFAULT_PREFIX
 from tests.support.fleet import Fleet
 from tests.support.processes import Processes
 
@@ -22,8 +23,8 @@ def fleet(nats_server: LocalServer, processes: Processes, tmp_path: Path) -> Fle
 def make_fleet(nats_server: LocalServer, processes: Processes, tmp_path: Path) -> Callable[..., Fleet]:
     """Makes a fleet with a configuration of its own."""
 
-    def make(config: str = "", lease_s: float = 2.0) -> Fleet:
-        return Fleet(nats_server, processes, tmp_path, config=config, lease_s=lease_s)
+    def make(config: str = "", lease_s: float = 2.0, prefix: str = DEFAULT_PREFIX) -> Fleet:
+        return Fleet(nats_server, processes, tmp_path, config=config, lease_s=lease_s, prefix=prefix)
 
     return make
 

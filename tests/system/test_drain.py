@@ -103,6 +103,26 @@ async def test_task_beyond_the_grace_is_handed_back_at_once(fleet: Fleet) -> Non
     assert kinds == ["queued", "started", "interrupted", "queued", "started", "completed"]
 
 
+def test_second_sigterm_ends_a_draining_worker_at_once(fleet: Fleet) -> None:
+    """Whoever asks twice does not wait for the grace: the process ends with 130 while its task still runs."""
+    fleet.dispatcher()
+    leaving = fleet.worker(env={"MILLSTREAM_GRACE": "60s"})
+    task = {"task_id": "long", "task_type": "sleep", "payload": {"seconds": 60}}
+
+    async def submit() -> None:
+        async with fleet.plain() as client:
+            await fleet.submit(client, task)
+
+    asyncio.run(submit())
+    fleet.wait_for_starts(1, ["long"])
+    leaving.terminate()
+    leaving.wait_for_log("actor.draining")
+    assert leaving.running
+    leaving.terminate()
+    assert leaving.wait(timeout=20) == 130
+    assert [one["what"] for one in fleet.effects()] == ["start"]
+
+
 async def test_sync_handler_beyond_the_grace_does_not_hold_the_process(fleet: Fleet) -> None:
     """A thread cannot be cancelled: its task is handed back all the same, and the process ends without it."""
     fleet.all_at_once()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from tests.support.fleet import Fleet
 from tests.support.foreign_node import FOREIGN, node_modules
 from tests.support.processes import REPOSITORY
+from tests.support.waiting import wait_until
 
 SAMPLES = REPOSITORY / "schemas" / "wire-samples" / "v1"
 LANGUAGES = ("python", "node")
@@ -68,15 +70,25 @@ async def test_reference_resume_envelope_ends_expired(shared_fleet: Fleet) -> No
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_reference_run_envelope_ends_completed(shared_fleet: Fleet, tmp_path: Path, language: str) -> None:
-    """The second envelope of the reference design, byte for byte; sent again, it is the same task."""
+async def test_reference_run_envelope_ends_completed(fleet: Fleet, tmp_path: Path, language: str) -> None:
+    """The second envelope of the reference design, byte for byte, new to this system; sent again, it is the same task."""
+    fleet.all_at_once()
     body = (SAMPLES / "origins-c-run.json").read_bytes()
-    task = _produce(shared_fleet, tmp_path, language, "mill.submit.t_123.agent-run", body, "task_01J")
+    task = await asyncio.to_thread(_produce, fleet, tmp_path, language, "mill.submit.t_123.agent-run", body, "task_01J")
     assert task["state"] == "completed"
     assert task["result"] == {"agent": "refund_agent"}
     assert task["trace_id"] == "4bf92f3577b34da6a3ce929d0e0e4736"
     assert task["idempotency_key"] == "tenant:user:business_request_hash"
-    assert len(shared_fleet.starts("task_01J")) == 1
+    assert len(fleet.starts("task_01J")) == 1
+    async with fleet.plain() as client:
+        await fleet.submit(client, body, tenant="t_123")
+
+    async def told() -> bool:
+        again = await fleet.task("task_01J", "t_123")
+        return again is not None and again["infos"]["duplicates"] == 1
+
+    await wait_until(told, "the second submit is told as a duplicate")
+    assert len(fleet.starts("task_01J")) == 1
 
 
 def test_producers_have_no_code_of_ours() -> None:

@@ -234,9 +234,18 @@ async def test_handlers_that_run_for_several_leases_run_once(shared_fleet: Fleet
 
 
 async def test_limited_handler_runs_under_a_permit(shared_fleet: Fleet) -> None:
-    """A task whose handler names a limit completes like any other."""
+    """A task whose handler names a limit completes like any other, and used exactly one permit of it."""
+
+    async def granted() -> int:
+        listing = (await shared_fleet.get("/v1/limits")).json()
+        (llm,) = [item for item in listing["items"] if item["key"] == "llm"]
+        count: int = llm["granted_total"]
+        return count
+
+    before = await granted()
     found = await _run(shared_fleet, {"task_id": "limited", "task_type": "limited", "payload": 5})
     assert (found["state"], found["result"]) == ("completed", 5)
+    assert await granted() == before + 1
 
 
 # --- cancel ------------------------------------------------------------------------------------------

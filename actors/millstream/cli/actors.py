@@ -72,6 +72,7 @@ def _announce(url: str) -> supervisor.Ready:
     def ready(http: str) -> None:
         click.echo(json.dumps({"nats": url, "http": http}))
         click.echo(f"Millstream runs: tasks to {url}, page at {http}  (Ctrl-C stops)", err=True)
+        click.echo(f"For other terminals: export MILLSTREAM_NATS_URL={url} MILLSTREAM_HTTP_URL={http}", err=True)
 
     return ready
 

@@ -48,6 +48,8 @@ class Provider:
     name: str
     model: Model
     counted: Callable[[], Awaitable[Calls]]
+    flaky: bool
+    """Whether it is known to answer 500 now and then."""
 
 
 @dataclass
@@ -90,7 +92,7 @@ def provider(plan: Plan, environ: Mapping[str, str]) -> Generator[Provider]:
     client = model_of(environ)
     if client is not None:
         counted = Counted(client)
-        yield Provider(environ["OPENAI_BASE_URL"], counted, counted.calls)
+        yield Provider(environ["OPENAI_BASE_URL"], counted, counted.calls, flaky=False)
         return
     http = httpx.AsyncClient(trust_env=False)  # a proxy of the environment cannot reach what listens on loopback
     with _model_server(plan) as (url, base_url):
@@ -99,7 +101,7 @@ def provider(plan: Plan, environ: Mapping[str, str]) -> Generator[Provider]:
             answer = await http.get(f"{url}/stats", timeout=5.0)
             return msgspec.json.decode(answer.content, type=Calls)
 
-        yield Provider(f"a local model server at {base_url}", OpenAIClient(base_url, http=http), ask)
+        yield Provider(f"a local model server at {base_url}", OpenAIClient(base_url, http=http), ask, flaky=True)
 
 
 @contextlib.contextmanager

@@ -13,6 +13,8 @@ from millstream.demo.provider import Calls
 from millstream_schemas.lifecycle import TERMINAL
 
 PAGE = 200
+SHORTEST_S = 65.0
+"""A run at the default limit is longer than the minute that the limit is about."""
 _NOT_FOUND = 404
 
 
@@ -171,8 +173,12 @@ def figures(
     )
 
 
-def problems(found: Figures, unburied: Sequence[str], *, whole: bool) -> list[str]:
-    """What is wrong with a run, in plain words; nothing where all is well."""
+def problems(found: Figures, unburied: Sequence[str], *, whole: bool, paced: bool, flaky: bool) -> list[str]:
+    """What is wrong with a run, in plain words; nothing where all is well.
+
+    `whole`: nothing is left to come. `paced`: the limit is the default one, under which the calls have to wait.
+    `flaky`: the model answers 500 now and then, as the local one does.
+    """
     said: list[str] = []
     if found.submitted != found.completed + found.failed:
         said.append(f"{found.submitted - found.completed - found.failed} of {found.submitted} tasks have no outcome")
@@ -185,4 +191,22 @@ def problems(found: Figures, unburied: Sequence[str], *, whole: bool) -> list[st
         )
     if unburied:
         said.append(f"failed, but not in the dead-letter queue: {', '.join(unburied)}")
+    if found.failed < 1:
+        said.append("no task failed, though one file cannot be read")
+    if found.provider_429 * 100 > found.provider_calls:
+        said.append(f"the provider refused {found.provider_429} of {found.provider_calls} calls with 429")
+    return said + (_unproven(found, flaky=flaky) if paced else [])
+
+
+def _unproven(found: Figures, *, flaky: bool) -> list[str]:
+    """What the run was made to show, and did not."""
+    said: list[str] = []
+    if found.elapsed_s < SHORTEST_S:
+        said.append(f"the run took {found.elapsed_s} s: under {SHORTEST_S:.0f} s the limit is not seen at work")
+    if found.provider_calls <= found.limit_per_minute:
+        said.append(f"only {found.provider_calls} calls were made: a minute allows {found.limit_per_minute}")
+    if flaky and found.retried < 1:
+        said.append("no task was retried, though the model fails now and then")
+    if found.throttled < 1:
+        said.append("no task waited for the limit")
     return said

@@ -210,7 +210,9 @@ class _Demo:
             )
         except httpx.HTTPError as error:
             raise MillstreamError(f"the figures cannot be read: {type(error).__name__}: {error}") from None
-        return Outcome(found, self._tasks, problems(found, unburied, whole=whole))
+        paced = job.options.limit is None
+        wrong = problems(found, unburied, whole=whole, paced=paced, flaky=job.provider.flaky)
+        return Outcome(found, self._tasks, wrong)
 
 
 def _first(errors: BaseExceptionGroup[MillstreamError]) -> BaseException:

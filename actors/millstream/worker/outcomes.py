@@ -47,7 +47,12 @@ def without_permit(hold: Hold, answer: WaitFor | DeniedPermit, now: float) -> Ou
         message = f"the estimate of {tokens_of(hold)} tokens is over what the limit allows at all"
         failure = Failure(reason="fatal", error_type="PermitDenied", message=message, classes=["too_large"])
         return claim.failed(hold, crashes, failure)
-    return _parked(hold, crashes, now + UNKNOWN_LIMIT_AGAIN_S, "throttled", f"permit denied: {answer.reason}")
+    detail = f"permit denied: {answer.reason}"
+    if answer.reason == "unknown_limit":
+        detail = (
+            f"limit {answer.key} is not configured: add [limits.{answer.key}] to millstream.toml, restart the governor"
+        )
+    return _parked(hold, crashes, now + UNKNOWN_LIMIT_AGAIN_S, "throttled", detail)
 
 
 def too_late(hold: Hold, crashes: int, now: float) -> Outcome:

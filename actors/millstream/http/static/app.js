@@ -231,9 +231,11 @@ function line(task) {
 function taskView(key) {
   const path = `v1/tasks/${encodeURIComponent(key)}`;
   const mine = epoch;
+  let known = key; // the address may hold the task's id; events carry its key
   async function refresh() {
     try {
       const [task, why] = await Promise.all([api(path), api(`${path}/why`).catch(() => null)]);
+      known = task.key;
       const result = task.state === "completed" ? await (await fetch(`${path}/result`)).text() : null;
       if (mine === epoch && !undecided()) main.replaceChildren(...detail(task, why, result));
     } catch (error) {
@@ -241,7 +243,7 @@ function taskView(key) {
     }
   }
   const refreshSoon = soon(refresh, 250);
-  return { refresh, onEvents: (events) => { if (events.some((event) => event.key === key)) refreshSoon(); }, every: 5000, poll: refresh };
+  return { refresh, onEvents: (events) => { if (events.some((event) => event.key === known)) refreshSoon(); }, every: 5000, poll: refresh };
 }
 
 function detail(task, why, result) {
@@ -280,7 +282,7 @@ function detail(task, why, result) {
     el("h2", { text: "Attempts" }),
     table(["Attempt", "Outcome", "Worker", "Took", "Error"], task.attempts.map((each) => [
       each.generation > 1 ? `${each.attempt} (run ${each.generation})` : String(each.attempt), each.outcome, each.worker_id,
-      [each.ended_at ? between(each.started_at, each.ended_at) : ago(each.started_at), "when"],
+      [each.ended_at ? between(each.started_at, each.ended_at) : `since ${ago(each.started_at)}`, "when"],
       [cut([each.error_type || each.reason, each.message].filter(Boolean).join(": ")), "name"],
     ]), "It has not started yet."),
   ].filter((node) => node !== "");
