@@ -1,4 +1,4 @@
-"""One event loop for both sides of the bench: uvloop where it is installed."""
+"""One event loop for both sides of the bench: the one that Millstream's own processes run on."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
+from millstream.loop import loop_factory
+
 
 def run(main: Coroutine[Any, Any, None]) -> None:
     """Run `main` to its end."""
-    try:
-        import uvloop
-    except ImportError:
-        asyncio.run(main)
-    else:
-        uvloop.run(main)
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(main)

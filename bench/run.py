@@ -48,7 +48,7 @@ class Mill:
         self._processes: list[subprocess.Popen[str]] = []
 
     def start(self) -> None:
-        """Start dispatcher, worker and tracker, and wait until the tracker answers."""
+        """Start one process for each actor, and wait until the tracker answers and knows the worker."""
         tracker = self._spawn("-m", "millstream", "tracker")
         self._spawn("-m", "millstream", "dispatcher")
         self._spawn("-m", "millstream", "governor")

@@ -16,6 +16,7 @@ from millstream.dispatcher import Dispatcher
 from millstream.errors import BrokerClosed, MillstreamError, ServerLimitTooSmall, StreamLost
 from millstream.faults import faulty
 from millstream.governor import GovernorSettings, RateGovernor
+from millstream.loop import loop_factory
 from millstream.policy.limit_state import Rules, named
 from millstream.ports import Broker
 from millstream.settings import Settings
@@ -235,7 +236,7 @@ def run_process(settings: Settings, starters: Sequence[Starter], *, on_ready: Re
             over = True
 
     _spare_the_collector()
-    runner = asyncio.Runner(loop_factory=_loop_factory())
+    runner = asyncio.Runner(loop_factory=loop_factory())
     status = EXIT_OK
     try:
         runner.run(main())
@@ -267,14 +268,3 @@ def _spare_the_collector() -> None:
     """Look for cycles less often: a message leaves none behind, and each look costs the more the more is in flight."""
     gc.freeze()
     gc.set_threshold(GC_YOUNG, 20, 50)
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """The faster event loop where the extra `fast` is installed."""
-    if os.environ.get("MILLSTREAM_LOOP") == "asyncio":
-        return None
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
