@@ -12,7 +12,7 @@ DEMO_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint types architecture wheel bench faults format clean
+.PHONY: help setup demo test check lint types architecture wheel bench bench-governor faults format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ faults: $(VENV)/.stamp-dev ## kill every process for real; the model with two fa
 
 bench: $(VENV)/.stamp-run ## tasks per second and latencies, beside a bare nats-py loop
 	@$(BIN)/python bench/run.py $(BENCH_ARGS)
+
+bench-governor: $(VENV)/.stamp-dev ## limits kept and used, fairness, failover (BENCH_ARGS=--quick)
+	@$(BIN)/python bench/governor.py $(BENCH_ARGS)
 
 format: $(VENV)/.stamp-dev ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix $(CODE)

@@ -7,8 +7,8 @@
 `millstream.toml` says how fast it may go, for all workers together:
 
     [limits.llm]
-    requests_per_minute = 60
-    tokens_per_minute = 40000
+    requests = "60/min"
+    tokens = "40_000/min"
 """
 
 import asyncio

@@ -12,6 +12,7 @@ from millstream.client import Client, Handle
 from millstream.context import Context
 from millstream.errors import CallerError, InvalidName, UnknownHandler
 from millstream.policy.durations import Duration, seconds
+from millstream.policy.limits import Limit, compiled
 from millstream_schemas.names import DEFAULT_QUEUE, is_token
 
 MAX_LIMITS = 16
@@ -108,9 +109,10 @@ class App:
     ) -> Task[P, R] | Callable[[Callable[P, R]], Task[P, R]]:
         """Register a handler, async or sync, that takes `(ctx, payload)`, one of the two, or nothing.
 
+        `limits` are keys, or templates over the task: `tenant/{tenant_id}`, `anthropic/{pins.model}`.
         `timeout` bounds one execution. A sync handler runs in a thread, which no time limit can end: its attempt
         is counted as timed out and its late result is dropped, but the thread goes on.
-        Raises CallerError for a name that is taken, limits that are no list, or a signature that does not fit, and
+        Raises CallerError for a name that is taken, limits that are no list of keys, or a signature that does not fit, and
         InvalidName for a bad queue.
         """
         if callable(name):
@@ -185,8 +187,13 @@ def _signature(function: Callable[..., Any]) -> Signature:
 
 def _check_limits(limits: Sequence[str]) -> None:
     listed = not isinstance(limits, str) and len(limits) <= MAX_LIMITS
-    if not listed or not all(0 < len(key) <= MAX_LIMIT_CHARS for key in limits):
+    if not listed or not all(isinstance(key, str) and 0 < len(key) <= MAX_LIMIT_CHARS for key in limits):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise CallerError(f"`limits` takes a list of at most {MAX_LIMITS} keys, got {limits!r:.200}")
+    for key in limits:
+        try:
+            compiled(Limit(key=key))
+        except ValueError as error:
+            raise CallerError(f"`limits`: {error}") from None
 
 
 def _check_type(function: Callable[..., Any], payload_type: Any) -> None:

@@ -4,15 +4,26 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from millstream.errors import CallerError
 from millstream.policy.admit import instant
+from millstream.policy.durations import Duration, seconds
+from millstream.policy.limits import fill, is_template
+from millstream.policy.metering import fields_of
+from millstream.policy.start import model_of
 from millstream.policy.texts import clean
 from millstream_schemas.envelope import Envelope, Mode
 from millstream_schemas.events import Usage, WorkItem
 from millstream_schemas.keys import derive_key
+from millstream_schemas.permits import MAX_KEYS
+
+if TYPE_CHECKING:
+    import httpx
+
+    from millstream.calls import Calls, LimitedCall
 
 
 class HandleLike(Protocol):
@@ -33,17 +44,23 @@ class TaskLike(Protocol):
 
 
 Report = Callable[[float, str], None]
-_MOST = 10**12
 Send = Callable[..., Awaitable[HandleLike]]
+_MOST = 10**12
 
 
 @dataclass
 class Used:
-    """What the handler reported so far."""
+    """What was reported as used so far."""
 
     tokens_in: int = 0
     tokens_out: int = 0
     cost_usd: float = 0.0
+
+    def add(self, tokens_in: int, tokens_out: int, cost_usd: float) -> None:
+        """Add amounts; what is below 0, or absurdly large, is clamped: an event must be able to carry it."""
+        self.tokens_in += min(_MOST, max(0, int(tokens_in)))
+        self.tokens_out += min(_MOST, max(0, int(tokens_out)))
+        self.cost_usd += min(float(_MOST), max(0.0, float(cost_usd)))
 
     def with_runtime(self, runtime_s: float) -> Usage:
         """The usage of the whole execution."""
@@ -60,6 +77,7 @@ class Context:
     send: Send
     used: Used = field(default_factory=Used)
     spawned: int = 0
+    calls: "Calls | None" = None
 
     @cached_property
     def log(self) -> "logging.LoggerAdapter[logging.Logger]":
@@ -110,9 +128,62 @@ class Context:
 
         What is below 0, or absurdly large, is clamped: an event must be able to carry it.
         """
-        self.used.tokens_in += min(_MOST, max(0, int(tokens_in)))
-        self.used.tokens_out += min(_MOST, max(0, int(tokens_out)))
-        self.used.cost_usd += min(float(_MOST), max(0.0, float(cost_usd)))
+        self.used.add(tokens_in, tokens_out, cost_usd)
+
+    def limit(
+        self,
+        key: str,
+        *more: str,
+        requests: int = 1,
+        tokens_in: int = 0,
+        tokens_out: int = 0,
+        cost_usd: float = 0.0,
+        model: str | None = None,
+        wait: Duration = "5m",
+    ) -> "LimitedCall":
+        """A permit for one call: `async with ctx.limit("llm", tokens_in=900) as grant:`, or `with` in a sync handler.
+
+        Keys may be templates (`anthropic/{pins.model}`). Amounts are what to reserve; `grant.usage(...)` says what it
+        really was, and how the block ends tells the limit what the service answered. `model` (default: `pins.model`)
+        is whose prices apply. Waits up to `wait`, with the slot of the task in hand. Raises LimitReached (a Throttled,
+        which parks the task) where the governor's estimate is beyond that, BudgetExhausted, Fatal for what can never
+        fit, and CallerError for arguments that make no permit.
+        """
+        calls = self._open_calls()
+        keys: tuple[str, ...] = (key,)
+        if more or is_template(key):
+            fields = fields_of(self.item.envelope)
+            keys = tuple(sorted({fill(one, fields) for one in (key, *more)}))
+        if len(keys) > MAX_KEYS or not all(keys):
+            raise CallerError(f"`ctx.limit` takes 1 to {MAX_KEYS} keys, got {keys!r:.200}")
+        try:
+            wait_s = seconds(wait)
+        except ValueError as error:
+            raise CallerError(f"`wait` of `ctx.limit`: {error}") from None
+        return calls.limited(
+            keys,
+            wait_s,
+            requests=requests,
+            tokens_in=tokens_in,
+            tokens_out=tokens_out,
+            cost_usd=cost_usd,
+            model=model_of(self.item) if model is None else model,
+        )
+
+    @property
+    def http(self) -> "httpx.AsyncClient":
+        """An HTTP client for async handlers that tells the limits what the service answered.
+
+        Each answer counts for the keys of the innermost open `ctx.limit`, else for those of the task's own permit; an
+        exception of it (`raise_for_status`) that leaves the handler ends the attempt by what the answer says. One client
+        an execution, closed with it.
+        """
+        return self._open_calls().http
+
+    def _open_calls(self) -> "Calls":
+        if self.calls is None:
+            raise CallerError("limits and `ctx.http` are there in a worker only")
+        return self.calls
 
     async def spawn(self, task: "str | TaskLike", payload: Any = None, **options: Any) -> HandleLike:
         """Submit a child task, by handler or by task type, in this task's run and trace.

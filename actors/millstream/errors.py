@@ -124,6 +124,18 @@ class Throttled(HandlerSignal):
         self.reason = reason
 
 
+class LimitReached(Throttled):
+    """A limit of ours gave no permit in the time that `ctx.limit` was to wait; it asks for a pause, and pauses nobody else."""
+
+
+class BudgetExhausted(HandlerSignal):
+    """What a call would use is over a budget, the task's own or one that it is paid from; ends the attempt for good."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
 class Fatal(HandlerSignal):
     """No other attempt can help: dead-letter the task."""
 
@@ -233,12 +245,13 @@ class AlreadyRunning(MillstreamError):
     """Another instance holds the lock that this one needs."""
 
 
-class GovernorAlreadyRunning(AlreadyRunning):
-    """Another governor leads under this prefix; a second one refuses to start."""
+class ConfigurationChanged(MillstreamError):
+    """Another configuration was stored meanwhile; `revision` is the one that stands, None where it is not known."""
 
-    def __init__(self, holder: str) -> None:
-        super().__init__(f"a governor is already running ({holder}); stop it first, or use another prefix")
-        self.holder = holder
+    def __init__(self, revision: int | None) -> None:
+        now = "another one" if revision is None else f"revision {revision}"
+        super().__init__(f"{now} is stored by now, nothing was changed: look at it with `millstream config show`")
+        self.revision = revision
 
 
 class ServerNotFound(MillstreamError):

@@ -1,248 +1,244 @@
-"""The rate-governor: one leads, the core decides, this carries its verdicts over request/reply."""
+"""The rate-governor: one leads, the others stand by; the core decides, and what must outlive it is kept on the server."""
+
+from __future__ import annotations
 
 import asyncio
 import os
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 
+from millstream.configuration import Configuration
 from millstream.errors import BrokerClosed, BrokerError
+from millstream.governor_desk import Desk
+from millstream.governor_effects import Effects
+from millstream.governor_state import Saved, StateKeeper
 from millstream.leadership import Leadership
-from millstream.policy.limit_state import Limit, Rules
-from millstream.policy.permits import Governor, Snapshot, Verdict
+from millstream.policy.limit_state import Rules
+from millstream.policy.limits import Compiled, compiled, named
+from millstream.policy.permits import Governor
 from millstream.ports import Broker, Clock, Ids, Subscription
+from millstream.settings import Settings
+from millstream.spending import SpentSums, periods
 from millstream.telemetry.events import Telemetry
-from millstream_schemas.names import Names
-from millstream_schemas.permits import TOLD, VERBS, Denied, PermitReply, PermitRequest
+from millstream_schemas.permits import TOLD, VERBS, LimitsListing
 from millstream_schemas.topology import LEADER_TTL_S
 
-VERSION = 1
-RENEW_EVERY_S = 1.0
 SAVE_EVERY_S = 0.5
-AFTER_FAULT_S = 1.0
-
-_decoder = msgspec.json.Decoder(PermitRequest)
-_encode = msgspec.json.Encoder().encode
+AGAIN_S = 0.25
+DRAIN_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class GovernorSettings:
-    """The limits and how to keep them. `state_bucket` holds what a successor must know; it must outlive a minute."""
+@dataclass(slots=True, eq=False)
+class _Term:
+    """One time in office. `core` is None until the predecessor's state is taken up."""
 
-    names: Names
-    limits: tuple[Limit, ...]
-    rules: Rules
-    state_bucket: str | None = None
-    lock_ttl_s: float = LEADER_TTL_S
-
-
-class Saved(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot and when it was taken, Unix seconds."""
-
-    at: float
-    snapshot: Snapshot
+    epoch: int
+    core: Governor | None = None
+    desk: Desk | None = None
+    settings: Settings | None = None
+    """Those that the core has taken."""
+    known_periods: frozenset[str] = frozenset()
 
 
 class RateGovernor:
     """Answers permit requests while it leads, and is silent as soon as another may lead."""
 
     def __init__(
-        self, broker: Broker, settings: GovernorSettings, clock: Clock, ids: Ids, telemetry: Telemetry
+        self,
+        broker: Broker,
+        settings: Settings,
+        clock: Clock,
+        ids: Ids,
+        telemetry: Telemetry,
+        *,
+        rules: Rules | None = None,
     ) -> None:
         self._broker = broker
-        self._settings = settings
+        self._names = names = settings.names
+        self._event_ttl_s = settings.lifetimes.event_ttl_s
+        self._rules = rules if rules is not None else Rules()
         self._clock = clock
         self._telemetry = telemetry
-        names = settings.names
+        self._configuration = Configuration(broker, settings, telemetry, self._configured)
         holder = f"{socket.gethostname()}/{os.getpid()}"
         self._lock = Leadership(
-            broker, names.leaders_bucket, names.governor_lock, clock, settings.lock_ttl_s, holder, ids.new()
+            broker, names.leaders_bucket, names.governor_lock, clock, LEADER_TTL_S, holder, ids.new()
         )
-        self._core: Governor | None = None
-        self._held: dict[str, asyncio.Future[PermitReply]] = {}
-        self._timer: asyncio.TimerHandle | None = None
-        self._dirty = False
+        self._sums = SpentSums(broker, names, telemetry, self._summed)
+        self._state = StateKeeper(broker, names, telemetry)
+        self._saving = asyncio.Lock()
+        self._term: _Term | None = None
+        self._reconfigure = asyncio.Event()
         self._last: Saved | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Lead until `stop` is set; a lapse of the connection begins a new term.
-
-        Raises GovernorAlreadyRunning where another one leads, and BrokerClosed.
-        """
-        while not stop.is_set():
-            epoch = await self._lock.win(stop)
-            if epoch is not None:
-                await self._lead(epoch, stop)
+        """Lead or stand by until `stop` is set; a lapse of the connection ends a term. Raises BrokerClosed."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._configuration.run(stop))
+            while not stop.is_set():
+                epoch = await self._lock.win(stop, lambda: self._telemetry.emit("leader.waiting"))
+                if epoch is not None:
+                    await self._lead(_Term(epoch), stop)
 
     # --- a term ----------------------------------------------------------------------------------
 
-    async def _lead(self, epoch: int, stop: asyncio.Event) -> None:
-        settings = self._settings
-        core = Governor(settings.limits, epoch=epoch, now=self._clock.monotonic(), rules=settings.rules)
-        lapsed = asyncio.Event()
+    async def _lead(self, term: _Term, stop: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as group:
-            ends = [group.create_task(stop.wait()), group.create_task(lapsed.wait())]
-            chores = [group.create_task(self._keep_lead(lapsed))]
-            await self._restore(core)
-            await self._save_now(core)  # before the first grant: a successor must know that there was somebody
-            served = await self._open(core)
-            try:
-                chores.append(group.create_task(self._keep_saved(core)))
-                self._telemetry.emit("actor.started", epoch=epoch, limits=len(settings.limits))
-                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                self._retire()
-                for subscription in served:
-                    await subscription.close()
-            for task in (*ends, *chores):
+            holding = group.create_task(self._lock.hold())
+            ends = [group.create_task(stop.wait()), holding]
+            work = group.create_task(self._work(term, group))
+            await asyncio.wait([*ends, work], return_when=asyncio.FIRST_COMPLETED)
+            if holding.done():
+                self._telemetry.emit("broker.trouble", error="the governor's lock is lost, or may be")
+            for task in (*ends, work):
                 task.cancel()
-        self._last = Saved(at=self._clock.now(), snapshot=core.snapshot(self._clock.monotonic(), clean=True))
-        await self._save(self._last)
+        if term.core is not None:
+            await self._sums.drain(DRAIN_S)
+            self._last = self._snapshot(term.core, clean=True)
+            if self._lock.held():
+                await self._state.write(self._last)
         await self._lock.release()
-        self._telemetry.emit("actor.stopped", epoch=epoch)
+        self._telemetry.emit("actor.stopped", epoch=term.epoch)
 
-    async def _open(self, core: Governor) -> list[Subscription]:
-        """Answer from here on."""
-        names = self._settings.names
-        self._core = core
-        served = [await self._broker.serve(names.governor(verb), self._handle) for verb in VERBS]
-        return [*served, await self._broker.listen(names.governor(TOLD), self._told)]
-
-    def _retire(self) -> None:
-        """Decide nothing from here on; whoever is still held gets no answer and asks again."""
-        self._core = None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        for future in self._held.values():
-            future.cancel()
-        self._held.clear()
-
-    async def _keep_lead(self, lapsed: asyncio.Event) -> None:
-        while True:
-            if not await self._lock.renew():
-                break
-            await asyncio.sleep(min(RENEW_EVERY_S, self._settings.lock_ttl_s / 3))
-        self._telemetry.emit("broker.trouble", error="the governor's lock is lost, or may be")
-        lapsed.set()
-
-    # --- messages --------------------------------------------------------------------------------
-
-    async def _handle(self, body: bytes) -> bytes | None:
-        """The reply to one request; None, silence, wherever another one may lead."""
-        if self._core is None or not self._lock.held():
-            return None
-        request = self._decode(body)
-        if request is None:
-            return _encode(Denied(reason="bad_request"))
-        reply = self._perform(self._core.handle(request, self._clock.monotonic())).reply
-        if reply is None:
-            reply = await self._answer_to(getattr(request, "id", ""))
-        return _encode(reply) if reply is not None and self._lock.held() else None
-
-    async def _answer_to(self, acquire: str) -> PermitReply | None:
-        """The answer to a held acquire, once the core has it."""
-        future = self._held.get(acquire)
-        if future is None:
-            future = self._held[acquire] = asyncio.get_running_loop().create_future()
-        await asyncio.wait([future])  # not awaited itself: two who ask for one id share it
-        return None if future.cancelled() else future.result()
-
-    def _told(self, _subject: str, body: bytes) -> None:
-        request = self._decode(body)
-        if request is not None and self._core is not None and self._lock.held():
-            self._perform(self._core.handle(request, self._clock.monotonic()))
-
-    def _decode(self, body: bytes) -> PermitRequest | None:
+    async def _work(self, term: _Term, group: asyncio.TaskGroup) -> None:
+        """Take over, then answer until cancelled."""
+        core = await self._take_over(term)
+        effects = Effects(self._broker, self._names, self._event_ttl_s, self._sums, self._telemetry, term.epoch, group)
+        desk = term.desk = Desk(
+            core,
+            effects,
+            self._clock,
+            self._telemetry,
+            may_answer=self._lock.held,
+            save=self._save_now,
+            listed=self._listed,
+        )
+        served: list[Subscription] = []
         try:
-            request = _decoder.decode(body)
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            self._telemetry.emit("message.unknown", error=str(error))
-            return None
-        if request.v != VERSION:
-            self._telemetry.emit("message.unknown", error=f"version {request.v} is not known here")
-            return None
-        return request
+            await self._open(desk, served)
+            self._term = term
+            self._configured(self._configuration.settings)  # it may have changed on the way
+            effects.begin()
+            self._telemetry.emit("actor.started", epoch=term.epoch, limits=len(self._configuration.settings.limits))
+            while True:
+                await asyncio.sleep(SAVE_EVERY_S)
+                await self._look_after(core, desk, term)
+        finally:
+            self._term = None
+            desk.close()
+            effects.close()
+            for subscription in served:
+                await subscription.close()
 
-    def _perform(self, verdict: Verdict) -> Verdict:
-        """Answer whom the core answered, and wake it when it asked for it."""
-        self._dirty = True
-        for answer in verdict.answers:
-            future = self._held.pop(answer.acquire, None)
-            if future is not None and not future.done():
-                future.set_result(answer.reply)
-        if verdict.wake_at is not None:
-            self._wake_in(verdict.wake_at - self._clock.monotonic())
-        return verdict
+    async def _open(self, desk: Desk, served: list[Subscription]) -> None:
+        served += [await self._broker.serve(self._names.governor(verb), desk.handle) for verb in VERBS]
+        served.append(await self._broker.listen(self._names.governor(TOLD), desk.told))
 
-    def _wake_in(self, seconds: float) -> None:
-        loop = asyncio.get_running_loop()
-        at = loop.time() + max(0.0, seconds)
-        if self._timer is not None and not self._timer.cancelled():
-            if self._timer.when() <= at:
-                return  # it will ask anew then
-            self._timer.cancel()
-        self._timer = loop.call_at(at, self._due)
+    async def _look_after(self, core: Governor, desk: Desk, term: _Term) -> None:
+        """The chores beside answering: the wall clock, a new configuration, the snapshot."""
+        core.set_wall(self._wall_offset())
+        if self._reconfigure.is_set():
+            self._reconfigure.clear()
+            await self._load_spent(core, term)
+            desk.dirty = True
+        if desk.dirty:
+            await self._save_now()
 
-    def _due(self) -> None:
-        self._timer = None
-        if self._core is None or not self._lock.held():
-            return
-        try:
-            self._perform(self._core.due(self._clock.monotonic()))
-        except Exception as error:  # noqa: BLE001 (the boundary of a timer: no waiter may be lost to one fault)
-            self._telemetry.emit("message.faulty", error=repr(error))
-            self._wake_in(AFTER_FAULT_S)
+    # --- configuration ---------------------------------------------------------------------------
+
+    def _configured(self, settings: Settings) -> None:
+        """One revision at once, in the middle of a term too."""
+        term = self._term
+        if term is not None and term.core is not None and term.desk is not None and term.settings is not settings:
+            term.settings = settings
+            term.core.configure(_limits(settings), settings.prices, self._clock.monotonic())
+            term.desk.perform(term.core.due(self._clock.monotonic()))
+            self._reconfigure.set()
+
+    def _listed(self, listing: LimitsListing) -> LimitsListing:
+        configuration = self._configuration
+        return msgspec.structs.replace(listing, revision=configuration.revision, fault=configuration.fault)
+
+    def _wall_offset(self) -> float:
+        return self._clock.now() - self._clock.monotonic()
 
     # --- what a successor must know ----------------------------------------------------------------
 
-    async def _restore(self, core: Governor) -> None:
-        """Take up what a predecessor left, this process's own earlier term included."""
-        bucket = self._settings.state_bucket
-        found = await self._read(bucket) if bucket is not None else None
-        try:
-            saved = None if found is None else msgspec.json.decode(found, type=Saved)
-        except msgspec.MsgspecError as error:
-            self._telemetry.emit("message.unknown", error=str(error))
-            saved = None
-        if self._last is not None and (saved is None or saved.snapshot.epoch <= self._last.snapshot.epoch):
-            saved = self._last  # nobody else led in between
-        if saved is not None:
-            elapsed_s = max(0.0, self._clock.now() - saved.at)
-            core.restore(saved.snapshot, elapsed_s, self._clock.monotonic())
-        elif found is not None or bucket is None:
-            core.distrust()
-
-    async def _read(self, bucket: str) -> bytes | None:
+    async def _take_over(self, term: _Term) -> Governor:
+        """A core that knows what the predecessor left; tried until the broker answers. Raises BrokerClosed."""
         while True:
             try:
-                found = await self._broker.kv_get(bucket, self._settings.names.governor_lock)
+                if await self._configuration.look():
+                    term.core = await self._restored(term)
+                    await self._save_now(term.core)  # before the first grant: a successor must know of this term
+                    return term.core
             except BrokerClosed:
                 raise
             except BrokerError as error:
                 self._telemetry.emit("broker.trouble", error=str(error))
-                await asyncio.sleep(SAVE_EVERY_S)
-            else:
-                return None if found is None else found.value
+            await asyncio.sleep(AGAIN_S)
 
-    async def _keep_saved(self, core: Governor) -> None:
-        while True:
-            await asyncio.sleep(SAVE_EVERY_S)
-            if self._dirty:
-                await self._save_now(core)
+    async def _restored(self, term: _Term) -> Governor:
+        """Take up the state of the last term, be it another's or one of this process's own. Raises BrokerError."""
+        term.settings = settings = self._configuration.settings
+        core = Governor(
+            _limits(settings),
+            epoch=term.epoch,
+            now=self._clock.monotonic(),
+            rules=self._rules,
+            prices=settings.prices,
+            wall_offset_s=self._wall_offset(),
+        )
+        saved = await self._state.read()
+        await self._store_left(saved)
+        await self._load_spent(core, term)
+        if self._last is not None and (saved is None or saved.snapshot.epoch <= self._last.snapshot.epoch):
+            saved = self._last  # nobody else led in between
+        if saved is not None:
+            core.restore(saved.snapshot, max(0.0, self._clock.now() - saved.at), self._clock.monotonic())
+        elif self._state.found_unreadable:
+            core.distrust()
+        return core
 
-    async def _save_now(self, core: Governor) -> None:
-        self._dirty = False
-        await self._save(Saved(at=self._clock.now(), snapshot=core.snapshot(self._clock.monotonic())))
+    async def _store_left(self, saved: Saved | None) -> None:
+        """Store what the predecessor had not stored yet; what it had counts once."""
+        if saved is not None and saved.unstored:
+            self._sums.keep(saved.unstored)
+        await self._sums.store(self._sums.pending)
 
-    async def _save(self, saved: Saved) -> None:
-        if self._settings.state_bucket is None or not self._lock.held():
+    async def _load_spent(self, core: Governor, term: _Term) -> None:
+        """What the present periods of all budgets have cost so far."""
+        wanted = periods(_limits(self._configuration.settings), self._clock.now())
+        if wanted - term.known_periods:
+            core.load_spent(await self._sums.read(sorted(wanted)))
+            term.known_periods |= wanted
+
+    def _summed(self, key: str, period: str, micro_usd: int) -> None:
+        """The server has added: what it says counts each permit once, also those that two governors settled."""
+        if self._term is not None and self._term.core is not None:
+            self._term.core.correct_spent(key, period, micro_usd)
+
+    def _snapshot(self, core: Governor, *, clean: bool = False) -> Saved:
+        snapshot = core.snapshot(self._clock.monotonic(), clean=clean)
+        return Saved(at=self._clock.now(), snapshot=snapshot, unstored=self._sums.pending)
+
+    async def _save_now(self, core: Governor | None = None) -> None:
+        term = self._term
+        core = core or (term.core if term is not None else None)
+        if core is None:
             return
-        try:
-            await self._broker.kv_put(self._settings.state_bucket, self._settings.names.governor_lock, _encode(saved))
-        except BrokerClosed:
-            raise
-        except BrokerError as error:
-            self._dirty = True
-            self._telemetry.emit("broker.trouble", error=str(error))
+        async with self._saving:
+            if not self._lock.held():
+                return
+            desk = term.desk if term is not None else None
+            if desk is not None:
+                desk.dirty = False
+            if not await self._state.write(self._snapshot(core)) and desk is not None:
+                desk.dirty = True
+
+
+def _limits(settings: Settings) -> Sequence[Compiled]:
+    return [compiled(limit) for limit in named(settings.limits)]

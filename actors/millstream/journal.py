@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass
 
+from millstream.policy.holding import Onward, ToHeld
+from millstream.policy.metering import lane_token
 from millstream.ports import Broker, Expect, Outgoing, Published, Schedule
 from millstream_schemas.codec import decode_event, encode
-from millstream_schemas.events import DeadLetter, Event, Info, WorkItem
+from millstream_schemas.events import DeadLetter, Deadline, Event, WorkItem
+from millstream_schemas.infos import Info
 from millstream_schemas.names import Names
 
 MOST_EVENTS = 10_000
@@ -58,17 +61,42 @@ class Journal:
         self.broker.inform(Outgoing(subject=subject, body=encode(info), ttl_s=self.event_ttl_s))
 
     def work(self, item: WorkItem, due_at: float | None) -> Outgoing:
-        """The message that releases a task to WORK: at once, or at `due_at` by the server's own clock."""
-        card = item.card
-        target = self.names.work(card.queue, card.priority, card.key)
+        """The message that releases a task to WORK: at once, or at `due_at` by the server's own clock.
+
+        What has a lane comes at `due_at` as a tick to the dispatcher, which holds it then.
+        """
+        card, names = item.card, self.names
+        target = names.work(card.queue, card.priority, card.key)
         if due_at is None:
             return Outgoing(subject=target, body=encode(item), msg_id=str(item.fence))
-        return Outgoing(
-            subject=self.names.later(card.queue, card.key, item.fence),
-            body=encode(item),
-            msg_id=str(item.fence),
-            schedule=Schedule(due_at, target),
-        )
+        if item.lane:
+            target = names.tick("hold", card.queue, card.key)
+        return self._timer(item, encode(item), Schedule(due_at, target))
+
+    def held(self, item: WorkItem, *, again: bool) -> Outgoing:
+        """The entry of a task in HELD."""
+        card = item.card
+        subject = self.names.held(card.queue, card.priority, lane_token(item.lane, again=again))
+        return Outgoing(subject=subject, body=encode(item), msg_id=str(item.fence))
+
+    def expiry(self, item: WorkItem, deadline_at: float) -> Outgoing:
+        """The timer that ends a held task at its deadline, by the server's own clock."""
+        card = item.card
+        body = encode(Deadline(tenant_id=card.tenant_id, key=card.key, fence=item.fence))
+        return self._timer(item, body, Schedule(deadline_at, self.names.tick("expire", card.queue, card.key)))
+
+    def onward(self, follow_up: Onward) -> tuple[Outgoing, ...]:
+        """All messages that a task needs to go on."""
+        item = follow_up.item
+        if not isinstance(follow_up, ToHeld):
+            return (self.work(item, follow_up.due_at),)
+        entry = self.held(item, again=follow_up.again)
+        return (entry,) if follow_up.deadline_at is None else (entry, self.expiry(item, follow_up.deadline_at))
+
+    def _timer(self, item: WorkItem, body: bytes, schedule: Schedule) -> Outgoing:
+        """A message that the server holds until it is due; its subject is the event's own, so that a second replaces it."""
+        subject = self.names.later(item.card.queue, item.card.key, item.fence)
+        return Outgoing(subject=subject, body=body, msg_id=str(item.fence), schedule=schedule)
 
     def dead_letter(self, letter: DeadLetter) -> Outgoing:
         """The message that keeps a failed task; a second one of the same generation is refused."""

@@ -1,17 +1,19 @@
-"""Who leads: a value in a bucket that expires unless its holder renews it."""
+"""Who leads: a value in a bucket that expires unless its holder renews it; everybody else stands by."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 
-from millstream.errors import BrokerClosed, BrokerError, GovernorAlreadyRunning
+from millstream.errors import BrokerClosed, BrokerError
 from millstream.ports import Broker, Clock
 
 SAFETY_S = 0.5
 """So much before the server lets the lock expire its holder stops to trust it."""
 
 POLL_S = 0.2
+RENEW_EVERY_S = 1.0
 
 
 class Leadership:
@@ -36,44 +38,51 @@ class Leadership:
         """True while nobody else can have the lock."""
         return self._clock.monotonic() < self._held_until
 
-    async def win(self, stop: asyncio.Event) -> int | None:
+    async def win(self, stop: asyncio.Event, waiting: Callable[[], None] | None = None) -> int | None:
         """Take the lock and return its epoch, higher with every holder, or None once `stop` is set.
 
-        Waits for a dead holder's lock to expire.
-
-        Raises GovernorAlreadyRunning as soon as the holder is seen to renew, and BrokerClosed.
+        Stands by for as long as another one holds it, and calls `waiting` once then; a released lock is taken at the
+        next look, a dead holder's once it expires. An outage only delays. Raises BrokerClosed.
         """
-        seen, since = 0, self._clock.monotonic()
         while not stop.is_set():
-            asked_at = self._clock.monotonic()
             try:
-                revision = await self._broker.kv_create(self._bucket, self._key, self._value)
-                if revision is not None:
-                    return self._won(revision, asked_at)
-                found = await self._broker.kv_get(self._bucket, self._key)
-                ours = found is not None and found.value == self._value
-                if ours and found is not None:  # of which the answer was lost
-                    revision = await self._broker.kv_update(self._bucket, self._key, self._value, found.revision)
-                    if revision is not None:
-                        return self._won(revision, asked_at)
+                epoch = await self._take()
             except BrokerClosed:
                 raise
             except BrokerError:
-                since = self._clock.monotonic()
-                await _pause(stop)
-                continue
-            if found is not None and not ours:
-                renewed = seen not in (0, found.revision)
-                if renewed or asked_at - since > self._ttl_s + 1.0:
-                    raise GovernorAlreadyRunning(found.value.decode(errors="replace").rpartition(" ")[0])
-                seen = found.revision
+                epoch = None
+            else:
+                if epoch is None and waiting is not None:
+                    waiting()
+                    waiting = None
+            if epoch is not None:
+                return epoch
             await _pause(stop)
         return None
+
+    async def _take(self) -> int | None:
+        asked_at = self._clock.monotonic()
+        revision = await self._broker.kv_create(self._bucket, self._key, self._value)
+        if revision is None:
+            found = await self._broker.kv_get(self._bucket, self._key)
+            if found is None or found.value != self._value:
+                return None
+            # Ours, of which the answer was lost. Renewed from here on: when it was stored is not known.
+            asked_at = self._clock.monotonic()
+            revision = await self._broker.kv_update(self._bucket, self._key, self._value, found.revision)
+        return None if revision is None else self._won(revision, asked_at)
 
     def _won(self, revision: int, asked_at: float) -> int:
         self._revision = revision
         self._held_until = asked_at + self._ttl_s - SAFETY_S
         return revision
+
+    async def hold(self) -> None:
+        """Renew the lock again and again; returns once it is lost, or may be. Raises BrokerClosed."""
+        while True:
+            if not await self.renew():
+                return
+            await asyncio.sleep(min(RENEW_EVERY_S, self._ttl_s / 3))
 
     async def renew(self) -> bool:
         """Hold on to the lock; False once it is lost for good. Without an answer it is kept until it may be lost."""
@@ -108,10 +117,8 @@ class Leadership:
         if not self.held():
             return
         self._held_until = 0.0
-        try:
+        with suppress(BrokerError):  # it expires by itself
             await self._broker.kv_delete(self._bucket, self._key)
-        except BrokerError:
-            return  # it expires by itself
 
 
 async def _pause(stop: asyncio.Event) -> None:

@@ -25,6 +25,7 @@ POLL_S = 0.01
 """How soon a waiting reader notices that a clock was moved by hand; in real time."""
 
 STORE_FULL = 10047
+_FIXED = ("retention", "allow_msg_counter")
 
 
 class MemoryServer:
@@ -91,9 +92,9 @@ class MemoryServer:
         if existing is None:
             self._streams[spec.name] = MemoryStream(spec, max_bytes, fire_twice=self._fire_twice)
             return
-        for part in ("retention", "deny_delete", "deny_purge", "allow_msg_schedules", "allow_msg_ttl"):
+        for part in (*_FIXED, "deny_delete", "deny_purge", "allow_msg_schedules", "allow_msg_ttl"):
             found, wanted = getattr(existing.spec, part), getattr(spec, part)
-            if found != wanted and (part == "retention" or found):  # what is switched on stays on
+            if found != wanted and (part in _FIXED or found):  # what is switched on stays on
                 raise TopologyConflict(f"stream {spec.name}", f"{part} {found}", f"{part} {wanted}")
         if adapt:
             existing.spec, existing.max_bytes = spec, max_bytes
@@ -259,4 +260,6 @@ def _bucket_stream(spec: BucketSpec) -> StreamSpec:
         deny_delete=False,
         deny_purge=False,
         allow_direct=True,
+        max_msgs_per_subject=NO_LIMIT,  # the bucket itself drops what was replaced
+        allow_msg_counter=False,
     )

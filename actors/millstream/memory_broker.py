@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from millstream.errors import BrokerClosed, ConsumerMissing, InvalidName, MessageTooLarge, NoAnswer
@@ -17,7 +17,17 @@ from millstream.memory_reading import (
     MemorySubscription,
 )
 from millstream.memory_streams import message_bytes
-from millstream.ports import ConsumerInfo, Delivery, KeyValue, Outgoing, Published, Record, ServerInfo, StreamInfo
+from millstream.ports import (
+    Answering,
+    ConsumerInfo,
+    Delivery,
+    KeyValue,
+    Outgoing,
+    Published,
+    Record,
+    ServerInfo,
+    StreamInfo,
+)
 from millstream_schemas.topology import ConsumerSpec, Topology
 
 if TYPE_CHECKING:
@@ -70,6 +80,13 @@ class MemoryBroker:
     async def history(self, stream: str, filter: str, limit: int = 1000) -> list[Record]:
         return self._reach().stream(stream).history(filter, limit)
 
+    async def page(self, stream: str, filter: str, after_seq: int, limit: int) -> list[Record]:
+        await asyncio.sleep(0)
+        return self._reach().stream(stream).page(filter, after_seq, limit)
+
+    async def subjects(self, stream: str, filter: str) -> dict[str, int]:
+        return self._reach().stream(stream).subjects(filter)
+
     async def purge(self, stream: str, filter: str, up_to_seq: int) -> int:
         return self._reach().stream(stream).purge(filter, up_to_seq)
 
@@ -101,9 +118,9 @@ class MemoryBroker:
     def heart(self) -> MemoryHeart:
         return self._heart
 
-    async def feed(self, stream: str, filters: Sequence[str], after_seq: int) -> MemoryFeed:
+    async def feed(self, stream: str, filters: Sequence[str], after_seq: int, *, bodies: bool = True) -> MemoryFeed:
         self._reach()
-        self._open.append(feed := MemoryFeed(self._server, stream, filters, after_seq))
+        self._open.append(feed := MemoryFeed(self._server, stream, filters, after_seq, bodies=bodies))
         return feed
 
     # --- core messages ---
@@ -127,9 +144,7 @@ class MemoryBroker:
         except TimeoutError:
             raise NoAnswer(f"no answer on {subject} within {timeout_s:g} s") from None
 
-    async def serve(
-        self, subject: str, answer: Callable[[bytes], Awaitable[bytes | None]], group: str | None = None
-    ) -> MemorySubscription:
+    async def serve(self, subject: str, answer: Answering, group: str | None = None) -> MemorySubscription:
         answers = Answers(answer)
         await answers.open()
         return self._subscribe(Listener(subject, answers=answers, group=group))

@@ -7,7 +7,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from millstream.ports import Delivery, Record
+import msgspec
+
+from millstream.ports import Answering, Delivery, Record
 
 if TYPE_CHECKING:
     from millstream.memory import MemoryServer
@@ -42,8 +44,11 @@ class MemoryMailbox:
 class MemoryFeed:
     """Reads a stream from a position; the position moves with what was taken."""
 
-    def __init__(self, server: MemoryServer, stream: str, filters: Sequence[str], after_seq: int) -> None:
+    def __init__(
+        self, server: MemoryServer, stream: str, filters: Sequence[str], after_seq: int, *, bodies: bool = True
+    ) -> None:
         self._server = server
+        self._bodies = bodies
         self._stream = stream
         self._filters = tuple(filters)
         self._position = after_seq
@@ -57,7 +62,7 @@ class MemoryFeed:
                     found = self._server.read(self._stream, self._filters, self._position, limit)
                     if found:
                         self._position = found[-1].seq
-                        return found
+                        return found if self._bodies else [msgspec.structs.replace(one, body=b"") for one in found]
                     await self._server.change()
         except TimeoutError:
             pass
@@ -96,7 +101,7 @@ class MemoryHeart:
 class Answers:
     """Runs the answers of one served subject beside each other, and ends those still running when it closes."""
 
-    def __init__(self, answer: Callable[[bytes], Awaitable[bytes | None]]) -> None:
+    def __init__(self, answer: Answering) -> None:
         self._answer = answer
         self._running: set[asyncio.Task[None]] = set()
         self._tasks = asyncio.TaskGroup()
@@ -107,7 +112,16 @@ class Answers:
 
     def begin(self, body: bytes, reply: Callable[[bytes], None]) -> None:
         """Answer one request; `reply` is called with the answer, or not at all."""
-        task = self._tasks.create_task(self._run(body, reply))
+        try:
+            answer = self._answer(body)
+        except Exception as error:  # noqa: BLE001  (the boundary of one request: the others go on)
+            _raised(error)
+            return
+        if answer is None or isinstance(answer, bytes):
+            if answer is not None:
+                reply(answer)
+            return
+        task = self._tasks.create_task(self._run(answer, reply))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
@@ -117,15 +131,19 @@ class Answers:
                 task.cancel()
         await self._tasks.__aexit__(None, None, None)
 
-    async def _run(self, body: bytes, reply: Callable[[bytes], None]) -> None:
+    async def _run(self, pending: Awaitable[bytes | None], reply: Callable[[bytes], None]) -> None:
         try:
-            answer = await self._answer(body)
-        except Exception as error:  # noqa: BLE001  (the boundary of one request: the others go on)
-            context = {"message": "no answer was given: the server of a request raised", "exception": error}
-            asyncio.get_running_loop().call_exception_handler(context)
+            answer = await pending
+        except Exception as error:  # noqa: BLE001  (as above)
+            _raised(error)
             return
         if answer is not None:
             reply(answer)
+
+
+def _raised(error: Exception) -> None:
+    context = {"message": "no answer was given: the server of a request raised", "exception": error}
+    asyncio.get_running_loop().call_exception_handler(context)
 
 
 class MemorySubscription:

@@ -7,6 +7,7 @@ is done by `settle(now)`, which the server calls before each operation.
 from __future__ import annotations
 
 import heapq
+import json
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ from millstream.ports import (
 from millstream_schemas.names import (
     EXPECTED_SEQUENCE,
     EXPECTED_SUBJECT,
+    INCREMENT,
     MSG_ID,
     SCHEDULE,
     SCHEDULE_TARGET,
@@ -44,6 +46,10 @@ MESSAGE_OVERHEAD_BYTES = 30
 TOO_LARGE_FOR_STREAM = 10054
 STREAM_FULL = 10077
 TTL_DISABLED = 10166
+COUNTERS_DISABLED = 10168
+INCREMENT_MISSING = 10169
+COUNTER_HAS_BODY = 10170
+INCREMENT_INVALID = 10171
 SCHEDULES_DISABLED = 10188
 SCHEDULE_TARGET_INVALID = 10190
 
@@ -87,11 +93,15 @@ class MemoryStream:
             return Refused(STREAM_FULL, "maximum bytes or messages exceeded")
         if outgoing.schedule is not None:
             self._remove_all(self._index.all(outgoing.subject))  # a new schedule takes the place of the earlier one
-        record = Record(outgoing.subject, outgoing.body, self.last_seq + 1, now, wire_headers(outgoing))
+        total = None if outgoing.increment is None else self._sum(outgoing.subject) + outgoing.increment
+        body = outgoing.body if total is None else json.dumps({"val": str(total)}, separators=(",", ":")).encode()
+        record = Record(outgoing.subject, body, self.last_seq + 1, now, wire_headers(outgoing))
         self._store(_Held(record, size, outgoing.schedule), outgoing.ttl_s)
+        if self.spec.max_msgs_per_subject > 0:
+            self._remove_all(self._index.all(outgoing.subject)[: -self.spec.max_msgs_per_subject])
         if outgoing.msg_id is not None:
             self._ids[outgoing.msg_id] = (record.seq, now)
-        return Stored(record.seq)
+        return Stored(record.seq, total=total)
 
     def settle(self, now: float) -> None:
         """Fire what is due, drop what is too old, forget old message ids; then look after the consumers' leases."""
@@ -157,6 +167,14 @@ class MemoryStream:
     def history(self, pattern: str, limit: int) -> list[Record]:
         return [self._held[seq].record for seq in self._index.all(pattern)[:limit]]
 
+    def page(self, pattern: str, after_seq: int, limit: int) -> list[Record]:
+        """Up to `limit` records under `pattern` after a position."""
+        return [self._held[seq].record for seq in self._index.all(pattern) if seq > after_seq][: max(limit, 0)]
+
+    def subjects(self, pattern: str) -> dict[str, int]:
+        """How many records each subject under `pattern` holds."""
+        return self._index.counts(pattern)
+
     def read(self, filters: Sequence[str], after_seq: int, limit: int) -> list[Record]:
         """Up to `limit` records after a position; no filters, no limit to what they are about."""
         found: list[Record] = []
@@ -207,9 +225,25 @@ class MemoryStream:
             target = outgoing.schedule.target
             if target == outgoing.subject or not self.captures(target):
                 return Refused(SCHEDULE_TARGET_INVALID, "message schedules target is invalid")
+        if self.spec.allow_msg_counter or outgoing.increment is not None:
+            return self._no_increment(outgoing)
         if 0 <= self.spec.max_msg_size_bytes < message_bytes(outgoing):
             return Refused(TOO_LARGE_FOR_STREAM, "message size exceeds maximum allowed")
         return None
+
+    def _no_increment(self, outgoing: Outgoing) -> Refused | None:
+        if not self.spec.allow_msg_counter:
+            return Refused(COUNTERS_DISABLED, "message counters is disabled")
+        if outgoing.increment is None:
+            return Refused(INCREMENT_MISSING, "message counter increment is missing")
+        if outgoing.expect is not None:
+            return Refused(INCREMENT_INVALID, "message counter increment is invalid")
+        return Refused(COUNTER_HAS_BODY, "message counter has payload") if outgoing.body else None
+
+    def _sum(self, subject: str) -> int:
+        """What the increments of a subject add up to."""
+        last = self.last(subject)
+        return int(json.loads(last.body)["val"]) if last is not None else 0
 
     def _make_room(self, size: int) -> bool:
         """True when a message of `size` fits, after dropping old ones where the stream does so."""
@@ -274,6 +308,8 @@ def wire_headers(outgoing: Outgoing) -> dict[str, str]:
         headers[MSG_ID] = outgoing.msg_id
     if outgoing.ttl_s is not None:
         headers[TTL] = str(whole_seconds(outgoing.ttl_s))
+    if outgoing.increment is not None:
+        headers[INCREMENT] = str(outgoing.increment)
     if outgoing.schedule is not None:
         at = datetime.fromtimestamp(outgoing.schedule.at, tz=UTC)
         headers |= {SCHEDULE: f"@at {at.isoformat(timespec='milliseconds')}", SCHEDULE_TARGET: outgoing.schedule.target}

@@ -32,9 +32,10 @@ def overlap(a: str, b: str) -> bool:
 
 
 class _Node:
-    __slots__ = ("below", "sequences")
+    __slots__ = ("below", "sequences", "subject")
 
     def __init__(self) -> None:
+        self.subject = ""
         self.below: dict[str, _Node] = {}
         self.sequences: dict[int, None] = {}  # a set that keeps its order: ascending
 
@@ -51,6 +52,7 @@ class SubjectIndex:
         for token in subject.split("."):
             node = node.below.setdefault(token, _Node())
         node.sequences[seq] = None
+        node.subject = subject
 
     def remove(self, subject: str, seq: int) -> None:
         """Forget `seq`, and the branches that held nothing else."""
@@ -71,6 +73,10 @@ class SubjectIndex:
     def all(self, pattern: str) -> list[int]:
         """The sequences under `pattern`, ascending."""
         return sorted(seq for node in self._find(pattern) for seq in node.sequences)
+
+    def counts(self, pattern: str) -> dict[str, int]:
+        """How many sequences each subject under `pattern` has."""
+        return {node.subject: len(node.sequences) for node in self._find(pattern)}
 
     def _find(self, pattern: str) -> Iterator[_Node]:
         return self._walk(self._root, pattern.split("."), 0)

@@ -3,291 +3,288 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-import msgspec
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from millstream.clock import SystemClock
-from millstream.errors import BrokerClosed, BrokerError
-from millstream.ports import Broker, Clock
-from millstream_schemas.names import Names
-from millstream_schemas.permits import (
-    MAX_AMOUNT,
-    TOLD,
-    Acquire,
-    Cancel,
-    Denied,
-    Granted,
-    HeldPermit,
-    PermitOutcome,
-    PermitReply,
-    PermitRequest,
-    Renew,
-    Renewed,
-    Return,
-    Settle,
-    Wait,
+from millstream.permit_kinds import (
+    DeniedPermit,
+    Need,
+    Permit,
+    Settlement,
+    WaitFor,
+    in_bounds,
+    report_request,
+    settle_request,
 )
+from millstream.permit_link import GovernorLink
+from millstream.permit_requests import UNREACHABLE, Leased, PermitRequests, Want
+from millstream.ports import Broker, Clock
+from millstream.safe_rates import SafeRates
+from millstream.settings import Settings
+from millstream_schemas.names import Names
+from millstream_schemas.permits import HeldPermit, Observed, OutcomeClass, Renew, Renewed, Return, Settle
+from millstream_schemas.topology import LEADER_TTL_S
 
-UNREACHABLE = "governor_unreachable"
+__all__ = ["DeniedPermit", "Need", "Permit", "PermitClient", "Settlement", "WaitFor"]
+
 LATE = "late_reply"
 
-ANSWER_MARGIN_S = 1.0
-"""How much longer than the governor may hold a request its answer may take."""
+SAFE_AFTER_S = LEADER_TTL_S + 1.0
+"""A governor that is silent for longer has not been followed by another: only then a worker starts by itself."""
 
-UNREACHABLE_AGAIN_S = 1.0
+SAFE_USE_BY_S = 0.3
 RETRY_EVERY_S = 0.25
 RENEW_EVERY_S = 5.0
 SETTLE_TIMEOUT_S = 2.0
 SETTLE_FOR_S = 30.0
 MAX_HOLD_S = 60.0
-MAX_RETRY_AFTER_S = 86_400.0
-
-_decoder = msgspec.json.Decoder(PermitReply)
-_encode = msgspec.json.Encoder().encode
-
-
-def _amount(tokens: int) -> int:
-    """Tokens as a request may state them; one that states more would be refused as a whole."""
-    return min(max(0, tokens), MAX_AMOUNT)
-
-
-@dataclass(frozen=True, slots=True)
-class Permit:
-    """Leave to begin now, until `use_by` on the monotonic clock; to be settled or given back."""
-
-    id: str
-    keys: tuple[str, ...]
-    tokens: int
-    use_by: float
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class WaitFor:
-    """No permit yet: ask again in `seconds`."""
-
-    seconds: float
-    limiting_key: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class DeniedPermit:
-    """No permit, now or later, for what was asked."""
-
-    reason: str
-    key: str = ""
-
-
-@dataclass(slots=True)
-class _Unsent:
-    request: Settle | Return
-    give_up_at: float
+MOST_RENEWED = 4096
 
 
 class PermitClient:
-    """Permits for one worker. While `run` runs, leases are renewed and settlements repeated until they are taken."""
+    """Permits for one worker, while `run` runs. `settings` gives those in effect now, for limits with a safe rate."""
 
-    def __init__(self, broker: Broker, names: Names, worker_id: str, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        names: Names,
+        worker_id: str,
+        clock: Clock | None = None,
+        settings: Callable[[], Settings] | None = None,
+    ) -> None:
         self._broker = broker
         self._names = names
         self._worker = worker_id
         self._clock: Clock = clock if clock is not None else SystemClock()
-        self._held: dict[str, Permit] = {}
-        self._unsent: deque[_Unsent] = deque()
+        self._link = GovernorLink(broker, names, self._clock, on_epoch=self._renew_at_once, on_began=self._ask_again)
+        self._requests = PermitRequests(self._link, worker_id, self._clock, self._granted, self._unused)
+        self._safe = SafeRates(settings) if settings is not None else None
+        self._held: dict[str, HeldPermit] = {}
+        self._lost: set[str] = set()
+        self._ending: set[asyncio.Task[None]] = set()
         self._renew_every_s = RENEW_EVERY_S
         self._renew_at = 0.0
-        self._epoch = 0
+        self._must_renew = True  # to begin with: what is asked then names the governor that it is asked of
+        self._local = 0
         self._wake = asyncio.Event()
-        self._running = False
+        self._begun = asyncio.Event()
+        self._group: asyncio.TaskGroup | None = None
         self.lost_total = 0
+
+    @property
+    def held(self) -> int:
+        """How many permits are in hand."""
+        return len(self._held)
+
+    @property
+    def ready(self) -> bool:
+        """Whether it runs, and can ask."""
+        return self._begun.is_set() and self._group is not None
 
     # --- asking ----------------------------------------------------------------------------------
 
     async def acquire(
-        self, keys: Sequence[str], tokens: int, wait_s: float, task: str = ""
+        self, keys: Sequence[str], need: Need, wait_s: float, task: str = "", retry: bool = False
     ) -> Permit | WaitFor | DeniedPermit:
         """One permit on all of `keys`, held for up to `wait_s` seconds; returns when its start has come.
 
         A governor that does not answer grants nothing: `WaitFor` with the reason `governor_unreachable`.
         """
-        ends = self._clock.monotonic() + min(max(0.0, wait_s), MAX_HOLD_S)
+        wait_s = min(max(0.0, wait_s), MAX_HOLD_S)
+        want = Want(tuple(dict.fromkeys(keys)), in_bounds(need), wait_s, retry)
+        ends = self._clock.monotonic() + wait_s
         while True:
-            left_s = max(0.0, ends - self._clock.monotonic())
-            answer = await self._ask(tuple(keys), tokens, left_s, task)
+            answer = await self._ask(want, ends, task[:512])
             if isinstance(answer, Permit | DeniedPermit) or answer.reason not in (UNREACHABLE, LATE):
                 return answer
+            if answer.reason == UNREACHABLE:
+                local = await self._take_local(want, ends)
+                if local is not None:
+                    return local
             if self._clock.monotonic() + RETRY_EVERY_S >= ends:
                 return answer
             await asyncio.sleep(RETRY_EVERY_S)
 
-    async def _ask(
-        self, keys: tuple[str, ...], tokens: int, wait_s: float, task: str
-    ) -> Permit | WaitFor | DeniedPermit:
-        request = Acquire(
-            id=uuid.uuid4().hex,
-            worker=self._worker,
-            keys=keys,
-            tokens=_amount(tokens),
-            wait_ms=int(wait_s * 1000),
-            task=task[:512],
-        )
-        sent_at = self._clock.monotonic()
+    async def _ask(self, want: Want, ends: float, task: str) -> Permit | WaitFor | DeniedPermit:
+        if not self._begun.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, ends - self._clock.monotonic())):
+                    await self._begun.wait()
+        asker = self._requests.ask(want, ends, task)
         try:
-            reply = await self._request("acquire", request, wait_s + ANSWER_MARGIN_S)
-            match reply:
-                case Granted():
-                    return await self._begin(reply, request, sent_at)
-                case Wait():
-                    return WaitFor(reply.retry_after_ms / 1000, reply.limiting_key, reply.reason)
-                case Denied():
-                    return DeniedPermit(reply.reason, reply.key)
-                case _:
-                    self._cancel(request.id)
-                    return WaitFor(UNREACHABLE_AGAIN_S, "", UNREACHABLE)
+            answer = await asker.answer
         except asyncio.CancelledError:
-            self._cancel(request.id)
+            leased = self._requests.leave(asker)
+            if leased is not None:
+                self._return((leased.permit,))
             raise
+        return await self._begin(answer, want) if isinstance(answer, Leased) else answer
 
-    async def _begin(self, grant: Granted, request: Acquire, sent_at: float) -> Permit | WaitFor:
+    async def _begin(self, leased: Leased, want: Want) -> Permit | WaitFor:
         """Wait for the booked start; a grant that has grown too old on its way is handed back."""
-        use_by = sent_at + (grant.held_ms + grant.start_in_ms + grant.use_by_ms) / 1000
-        permit = Permit(grant.permit, request.keys, request.tokens, use_by, grant.epoch)
-        self._held[permit.id] = permit
-        self._renew_every_s = grant.lease_ms / 3000
-        if grant.epoch != self._epoch:
-            self._epoch = grant.epoch
-            self._renew_at = 0.0  # a new governor knows of our other permits only what we tell it
-            self._wake.set()
-        try:
-            await asyncio.sleep(grant.start_in_ms / 1000)
-        except asyncio.CancelledError:
-            self.give_back(permit)
-            raise
-        if self._clock.monotonic() > use_by:
-            self.give_back(permit)
-            return WaitFor(RETRY_EVERY_S, request.keys[0], LATE)
-        return permit
+        wait_s = leased.start_at - self._clock.monotonic()
+        if wait_s > 0:
+            try:
+                await asyncio.sleep(wait_s)
+            except asyncio.CancelledError:
+                self._return((leased.permit,))
+                raise
+        if self._clock.monotonic() > leased.use_by:
+            self._return((leased.permit,))
+            return WaitFor(RETRY_EVERY_S, want.keys[0], LATE)
+        return Permit(leased.permit, want.keys, want.need, leased.use_by, leased.epoch)
 
-    def _cancel(self, acquire: str) -> None:
-        """Whatever an unanswered request comes to is not wanted any more."""
-        self._broker.tell(self._names.governor(TOLD), _encode(Cancel(id=acquire)))
-
-    async def _request(self, verb: str, request: PermitRequest, timeout_s: float) -> PermitReply | None:
-        """The governor's reply; None where there is none, or none that is understood."""
-        try:
-            return _decoder.decode(await self._broker.request(self._names.governor(verb), _encode(request), timeout_s))
-        except BrokerClosed:
-            raise
-        except (BrokerError, msgspec.MsgspecError):
+    async def _take_local(self, want: Want, ends: float) -> Permit | None:
+        """A start at the safe rate of all keys, once the governor has been silent for too long."""
+        now, since = self._clock.monotonic(), self._link.silent_since
+        if self._safe is None or since is None or now - since < SAFE_AFTER_S:
             return None
+        wait_s = self._safe.take(want.keys, want.need.requests, max(0.0, ends - now), now)
+        if wait_s is None:
+            return None
+        await asyncio.sleep(wait_s)
+        self._local += 1
+        use_by = max(now + wait_s, self._clock.monotonic()) + SAFE_USE_BY_S
+        return Permit(f"local-{self._local}", want.keys, want.need, use_by, 0, local=True)
+
+    def _granted(self, leased: Leased, want: Want) -> None:
+        self._held[leased.permit] = HeldPermit(permit=leased.permit, keys=want.keys, cost_usd=want.need.cost_usd)
+        if self._renew_every_s != leased.lease_s / 3:
+            self._renew_every_s = leased.lease_s / 3
+            self._wake.set()
+
+    def _unused(self, permits: tuple[str, ...]) -> None:
+        self._send("return", Return(permits=permits))
 
     # --- ending ----------------------------------------------------------------------------------
 
-    def settle(
-        self,
-        permit: Permit,
-        outcome: PermitOutcome,
-        tokens: int | None = None,
-        retry_after_s: float | None = None,
-        keys: Sequence[str] = (),
-    ) -> None:
-        """Say how a used permit's call ended and what it cost (None: as estimated).
-
-        `throttled` pauses `keys`, or else all keys of the permit, for the whole fleet.
-        """
-        if retry_after_s is not None:
-            retry_after_s = min(max(0.0, float(retry_after_s)), MAX_RETRY_AFTER_S)
-        request = Settle(
-            permit=permit.id,
-            outcome=outcome,
-            tokens=None if tokens is None else _amount(tokens),
-            retry_after_s=retry_after_s,
-            keys=tuple(keys) or permit.keys,
-        )
-        self._end(permit, request)
+    def settle(self, permit: Permit, settlement: Settlement) -> None:
+        """Say how a used permit's call ended; sent again until it is answered. Of several ends the first counts."""
+        if not self._ends(permit.id):
+            return
+        self._send("settle", settle_request(permit, settlement))
 
     def give_back(self, permit: Permit) -> None:
         """Return a permit under which no call was begun."""
-        self._end(permit, Return(permits=(permit.id,)))
+        self._return((permit.id,))
 
-    def _end(self, permit: Permit, request: Settle | Return) -> None:
-        self._held.pop(permit.id, None)
-        if not self._running:
-            self._broker.tell(self._names.governor(TOLD), _encode(request))
+    def report(
+        self,
+        keys: Sequence[str],
+        outcome: OutcomeClass,
+        retry_after_s: float | None = None,
+        observed: Sequence[Observed] = (),
+        started_ago_s: float = 0.0,
+    ) -> None:
+        """Tell at once what a provider answered to one call, for the whole fleet; ends no permit."""
+        self._link.tell(report_request(keys, outcome, retry_after_s, observed, started_ago_s))
+
+    def _return(self, permits: tuple[str, ...]) -> None:
+        ended = tuple(permit for permit in permits if self._ends(permit))
+        if ended:
+            self._send("return", Return(permits=ended))
+
+    def _ends(self, permit: str) -> bool:
+        """Whether this is the first end of a permit that the governor knows of."""
+        if self._held.pop(permit, None) is None:
+            if permit not in self._lost:
+                return False
+            self._lost.discard(permit)
+        if not self._held:
+            self._wake.set()
+        return True
+
+    def _send(self, verb: str, request: Settle | Return) -> None:
+        if self._group is None:
+            self._link.tell(request)
             return
-        self._unsent.append(_Unsent(request, self._clock.monotonic() + SETTLE_FOR_S))
-        self._wake.set()
+        task = self._group.create_task(self._deliver(verb, request))
+        self._ending.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._ending.discard(task)
+        if not self._ending:
+            self._wake.set()
+
+    async def _deliver(self, verb: str, request: Settle | Return) -> None:
+        """Send until it is answered; what is cut short is told at least."""
+        give_up_at = self._clock.monotonic() + SETTLE_FOR_S
+        try:
+            while await self._link.ask(verb, request, SETTLE_TIMEOUT_S) is None:
+                if self._clock.monotonic() > give_up_at:
+                    return
+                await asyncio.sleep(RETRY_EVERY_S)
+        except asyncio.CancelledError:
+            self._link.tell(request)
+            raise
 
     # --- beside the work ---------------------------------------------------------------------------
 
     async def run(self, stop: asyncio.Event) -> None:
         """Renew leases and send settlements until `stop` is set and nothing is held any more.
 
-        When cancelled it sends the rest without waiting for answers.
+        When cancelled it sends the rest without waiting for answers. Raises BrokerClosed.
         """
-        self._running = True
-        try:
-            while not (stop.is_set() and not self._held and not self._unsent):
-                self._wake.clear()
-                sent_all = await self._send_unsent()
-                await self._renew_due()
-                if stop.is_set() and not self._held and not self._unsent:
-                    return
-                await self._pause(stop, sent_all)
-        finally:
-            self._running = False
-            while self._unsent:
-                self._broker.tell(self._names.governor(TOLD), _encode(self._unsent.popleft().request))
-
-    async def _send_unsent(self) -> bool:
-        """Send what ended meanwhile, all at once; False where some of it must be sent again."""
-        batch, self._unsent = list(self._unsent), deque()
-        taken = [False] * len(batch)
+        said = await self._broker.listen(self._names.governor_said, self._link.heard)
         try:
             async with asyncio.TaskGroup() as group:
-                for index in range(len(batch)):
-                    group.create_task(self._send(batch, index, taken))
-        finally:  # when cancelled too: `run` has the rest told
-            now = self._clock.monotonic()
-            left = [each for each, done in zip(batch, taken, strict=True) if not done and each.give_up_at > now]
-            self._unsent.extendleft(reversed(left))
-        return not left
+                self._group = group
+                self._requests.open(group)
+                watch = group.create_task(self._watch(stop))
+                try:
+                    while not (stop.is_set() and not self._held and not self._ending):
+                        self._wake.clear()
+                        await self._renew_due()
+                        self._begun.set()
+                        await self._pause()
+                finally:
+                    self._group = None
+                    self._requests.close()
+                    watch.cancel()
+        finally:
+            await said.close()
 
-    async def _send(self, batch: list[_Unsent], index: int, taken: list[bool]) -> None:
-        request = batch[index].request
-        verb = "settle" if isinstance(request, Settle) else "return"
-        taken[index] = await self._request(verb, request, SETTLE_TIMEOUT_S) is not None
+    async def _watch(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        self._wake.set()
+
+    async def _pause(self) -> None:
+        """Until something has changed, or the next renewal is due."""
+        until = self._clock.monotonic() + self._renew_every_s
+        if self._held or self._must_renew:
+            until = min(until, self._renew_at)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, until - self._clock.monotonic())):
+                await self._wake.wait()
+
+    def _renew_at_once(self) -> None:
+        """A new governor knows of our permits only what we tell it, and waits to hear from us."""
+        self._must_renew = True
+        self._renew_at = 0.0
+        self._wake.set()
+
+    def _ask_again(self) -> None:
+        """Who asked its predecessor would wait for an answer in vain."""
+        self._requests.again()
 
     async def _renew_due(self) -> None:
         now = self._clock.monotonic()
-        if not self._held or now < self._renew_at:
+        if now < self._renew_at or not (self._held or self._must_renew):
             return
         self._renew_at = now + self._renew_every_s
-        held = tuple(HeldPermit(permit=permit.id, keys=permit.keys) for permit in self._held.values())
-        reply = await self._request("renew", Renew(worker=self._worker, permits=held), SETTLE_TIMEOUT_S)
-        if not isinstance(reply, Renewed):
-            self._renew_at = now + RETRY_EVERY_S
-            return
-        self._epoch = reply.epoch
-        for permit in reply.lost:
-            if self._held.pop(permit, None) is not None:
-                self.lost_total += 1  # its call goes on; the governor has given its place away
-
-    async def _pause(self, stop: asyncio.Event, sent_all: bool) -> None:
-        """Until there is something to send, or a lease to renew; shortly where the governor did not answer."""
-        limit_s = RETRY_EVERY_S if stop.is_set() or not sent_all else self._renew_every_s / 2
-        if not sent_all:
-            await asyncio.sleep(limit_s)
-            return
-        if self._held:
-            limit_s = min(limit_s, max(0.0, self._renew_at - self._clock.monotonic()))
-        try:
-            async with asyncio.timeout(limit_s):
-                await self._wake.wait()
-        except TimeoutError:
-            return
+        self._must_renew = False
+        held = tuple(self._held.values())
+        for start in range(0, max(1, len(held)), MOST_RENEWED):
+            part = held[start : start + MOST_RENEWED]
+            renew = Renew(worker=self._worker, permits=part, epoch=self._link.epoch)
+            reply = await self._link.ask("renew", renew, SETTLE_TIMEOUT_S)
+            if not isinstance(reply, Renewed):
+                self._must_renew = True
+                self._renew_at = now + RETRY_EVERY_S
+                return
+            for permit in reply.lost:
+                if self._held.pop(permit, None) is not None:
+                    self._lost.add(permit)  # its call goes on; the governor has given its place away
+                    self.lost_total += 1

@@ -5,7 +5,7 @@ order of what was asked; what cannot be helped is raised as a `BrokerError`.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import msgspec
 
@@ -36,13 +36,19 @@ class Outgoing(msgspec.Struct, frozen=True):
     ttl_s: float | None = None
     schedule: Schedule | None = None
     headers: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
+    increment: int | None = None
+    """In a stream of counters: what to add to the sum on `subject`; the body is then the server's."""
 
 
 class Stored(msgspec.Struct, frozen=True, gc=False):
-    """The broker has stored the message. `duplicate`: an equal message id was there before, at `seq`."""
+    """The broker has stored the message. `duplicate`: an equal message id was there before, at `seq`.
+
+    `total` is the sum after an increment; None where it was a duplicate, or none.
+    """
 
     seq: int
     duplicate: bool = False
+    total: int | None = None
 
 
 class Conflict(msgspec.Struct, frozen=True, gc=False):
@@ -87,6 +93,10 @@ class Delivery(msgspec.Struct, frozen=True):
     pending: int
     token: str
     """Names this delivery towards the broker; opaque."""
+
+
+Answering: TypeAlias = Callable[[bytes], Awaitable[bytes | None] | bytes | None]
+"""Answers one request: at once, which spares a task, or with something to await."""
 
 
 class Mailbox(Protocol):
@@ -211,6 +221,18 @@ class Broker(Protocol):
         """The messages on `filter`, oldest first."""
         ...
 
+    async def page(self, stream: str, filter: str, after_seq: int, limit: int) -> list[Record]:
+        """Up to `limit` messages on `filter` beyond sequence `after_seq`, oldest first, by direct get in one request.
+
+        Fewer where they are large, but one at least where there is one. May lag behind on a replica: what is missing
+        comes with a later call.
+        """
+        ...
+
+    async def subjects(self, stream: str, filter: str) -> dict[str, int]:
+        """How many messages each subject on `filter` holds, for those that hold any."""
+        ...
+
     async def purge(self, stream: str, filter: str, up_to_seq: int) -> int:
         """Remove what is on `filter` up to and with sequence `up_to_seq`; returns how much that was.
 
@@ -238,7 +260,9 @@ class Broker(Protocol):
 
     def heart(self) -> Heart: ...
 
-    async def feed(self, stream: str, filters: Sequence[str], after_seq: int) -> Feed: ...
+    async def feed(self, stream: str, filters: Sequence[str], after_seq: int, *, bodies: bool = True) -> Feed:
+        """Read a stream in order from behind `after_seq`; without `bodies`, every record's body is empty."""
+        ...
 
     # --- core messages ---
     async def listen(self, subject: str, heard: Callable[[str, bytes], None]) -> Subscription:
@@ -249,10 +273,8 @@ class Broker(Protocol):
         """The first answer; raises NoAnswer after `timeout_s`, at once where nobody listens."""
         ...
 
-    async def serve(
-        self, subject: str, answer: Callable[[bytes], Awaitable[bytes | None]], group: str | None = None
-    ) -> Subscription:
-        """Answer requests on `subject`, concurrently; None gives no answer.
+    async def serve(self, subject: str, answer: Answering, group: str | None = None) -> Subscription:
+        """Answer requests on `subject`; None gives no answer. Those that are awaited run beside each other.
 
         Every server gets every request, unless they share a `group`: then one of them gets it.
         """

@@ -12,7 +12,8 @@ from msgspec import Meta
 from millstream.errors import SettingsError
 from millstream.policy.admit import QueueDefaults
 from millstream.policy.durations import seconds
-from millstream.policy.limit_state import Limit
+from millstream.policy.limits import Limit, Price, faults, named
+from millstream.policy.metering import Metered
 from millstream_schemas.envelope import MAX_ATTEMPTS_CAP, MAX_COST_USD, MAX_COUNT, MAX_WAIT_S, RetryPolicy
 from millstream_schemas.names import DEFAULT_PREFIX, Names, is_token
 from millstream_schemas.topology import DAY_S, Lifetimes
@@ -41,6 +42,22 @@ class NatsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     connect_timeout_s: Positive = 30.0
 
 
+LimitList = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=128)], ...], Meta(max_length=16)]
+
+
+class TaskTypeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What all tasks of one type share, whoever sends them."""
+
+    limits: LimitList = ()
+
+
+class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One tenant: its weight in fair order, and limits of its own."""
+
+    weight: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
+    limits: LimitList = ()
+
+
 class QueueSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One queue: what it fills in for its tasks, and how many of them may run at once over the whole fleet.
 
@@ -53,6 +70,14 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_tokens: Annotated[int, Meta(ge=1, le=MAX_COUNT)] | None = None
     max_running: Annotated[int, Meta(ge=1)] = 1000
     retry_policy: RetryPolicy = RetryPolicy()
+    limits: LimitList = ()
+    """Limit keys (or templates) of all its tasks."""
+    fair: bool = False
+    """Its tasks are released in fair order between tenants even where no limit asks for it."""
+
+    @property
+    def metered(self) -> Metered:
+        return Metered(limits=self.limits, fair=self.fair)
 
     @property
     def defaults(self) -> QueueDefaults:
@@ -101,6 +126,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     data_dir: str = ".millstream"
     queues: dict[str, QueueSettings] = {}
     limits: dict[str, Limit] = {}
+    task_types: dict[str, TaskTypeSettings] = {}
+    tenants: dict[str, TenantSettings] = {}
+    """`default` stands for those that are not named."""
+    prices: dict[str, Price] = {}
+    """By model, as `pins.model` or a handler names it."""
     tracker: TrackerSettings = TrackerSettings()
     worker: WorkerSettings = WorkerSettings()
 
@@ -117,6 +147,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             dlq_s=self.dlq_s,
             dedupe_s=self.dedupe_s,
         )
+
+    def metered(self, queue: str, task_type: str, tenant: str) -> tuple[Metered, ...]:
+        """What configuration adds to the limits of a task."""
+        typed = self.task_types.get(task_type, TaskTypeSettings())
+        return (
+            self.queue(queue).metered,
+            Metered(limits=typed.limits),
+            Metered(limits=self.tenant(tenant).limits),
+        )
+
+    def tenant(self, name: str) -> TenantSettings:
+        """The settings of a tenant; those of `default` for one that is not named."""
+        return self.tenants.get(name) or self.tenants.get("default") or TenantSettings()
 
     def queue(self, name: str) -> QueueSettings:
         """The settings of a queue; the defaults for one that is not configured."""
@@ -236,6 +279,7 @@ def _problems(settings: Settings) -> list[str]:
         for name in settings.queues
         if not is_token(name)
     ]
+    found += faults(named(settings.limits))
     if settings.lease_s < 1:
         found.append("Expected at least 1 second - at `lease_s`")
     if settings.max_throttle_s > settings.max_wait_s:

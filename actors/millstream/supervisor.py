@@ -11,13 +11,13 @@ from typing import Any
 
 from millstream.app import App
 from millstream.clock import SystemClock, SystemIds
+from millstream.configuration import Configuration
 from millstream.connecting import open_broker, open_control
 from millstream.dispatcher import Dispatcher
 from millstream.errors import BrokerClosed, MillstreamError, ServerLimitTooSmall, StreamLost
 from millstream.faults import faulty
-from millstream.governor import GovernorSettings, RateGovernor
+from millstream.governor import RateGovernor
 from millstream.loop import loop_factory
-from millstream.policy.limit_state import Rules, named
 from millstream.ports import Broker
 from millstream.settings import Settings
 from millstream.telemetry.events import Recorder
@@ -171,13 +171,15 @@ def dispatcher() -> Starter:
 
     async def start(supervisor: Supervisor) -> Run:
         broker = await supervisor.broker("dispatcher")
+        telemetry = supervisor.telemetry("dispatcher")
         actor = Dispatcher(
             broker,
             supervisor.settings,
             SystemClock(),
             SystemIds(),
-            supervisor.telemetry("dispatcher"),
+            telemetry,
             await supervisor.control(),
+            Configuration(broker, supervisor.settings, telemetry),
         )
         return actor.run
 
@@ -185,18 +187,12 @@ def dispatcher() -> Starter:
 
 
 def governor() -> Starter:
-    """The rate-governor on a connection of its own."""
+    """The rate-governor on a connection of its own: it leads, or stands by for the one that does."""
 
     async def start(supervisor: Supervisor) -> Run:
         broker = await supervisor.broker("governor")
-        names = supervisor.settings.names
-        settings = GovernorSettings(
-            names=names,
-            limits=named(supervisor.settings.limits),
-            rules=Rules(),
-            state_bucket=names.governor_bucket,
-        )
-        return RateGovernor(broker, settings, SystemClock(), SystemIds(), supervisor.telemetry("governor")).run
+        telemetry = supervisor.telemetry("governor")
+        return RateGovernor(broker, supervisor.settings, SystemClock(), SystemIds(), telemetry).run
 
     return Starter("governor", start)
 

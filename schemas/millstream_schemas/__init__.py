@@ -5,7 +5,8 @@ Imports nothing but the standard library and msgspec, so that any service may de
 
 from millstream_schemas.codec import InvalidEnvelope, UnknownMessage, decode_envelope
 from millstream_schemas.envelope import Budget, Envelope, RetryPolicy, TraceContext
-from millstream_schemas.events import DeadLetter, Event, Info, WorkItem
+from millstream_schemas.events import DeadLetter, Event, WorkItem
+from millstream_schemas.infos import Info
 from millstream_schemas.names import Names
 
 __all__ = [

@@ -7,7 +7,8 @@ import msgspec
 
 from millstream_schemas.commands import Command, SubmitReply
 from millstream_schemas.envelope import MAX_ENVELOPE_BYTES, MAX_NESTING, Envelope
-from millstream_schemas.events import DeadLetter, Event, Info, WorkItem
+from millstream_schemas.events import DeadLetter, Deadline, Event, WorkItem
+from millstream_schemas.infos import Info
 
 T = TypeVar("T")
 
@@ -53,6 +54,7 @@ _event: Final = msgspec.json.Decoder(Event)
 _info: Final = msgspec.json.Decoder(Info)
 _command: Final = msgspec.json.Decoder(Command)
 _work_item: Final = msgspec.json.Decoder(WorkItem)
+_deadline: Final = msgspec.json.Decoder(Deadline)
 _dead_letter: Final = msgspec.json.Decoder(DeadLetter)
 _submit_reply: Final = msgspec.json.Decoder(SubmitReply)
 _encoder: Final = msgspec.json.Encoder()
@@ -138,6 +140,11 @@ def decode_command(body: bytes) -> Command:
 def decode_work_item(body: bytes) -> WorkItem:
     """The body of a WORK message; raises UnknownMessage where it is none that this version knows."""
     return _known(_work_item, body)
+
+
+def decode_deadline(body: bytes) -> Deadline:
+    """The body of an `expire` tick; raises UnknownMessage where it is none that this version knows."""
+    return _known(_deadline, body)
 
 
 def decode_dead_letter(body: bytes) -> DeadLetter:

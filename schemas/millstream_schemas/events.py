@@ -1,13 +1,12 @@
-"""The life of a task as events, and what is told beside it as infos: tagged unions, each with version `v`.
+"""The life of a task as events: a tagged union, each with version `v`.
 
 Every life-cycle event holds a whole state card, so the last event alone says all that the next decision needs.
 Times are Unix seconds as float; the time of an event is its time stamp in the stream.
 """
 
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
-from msgspec import Meta
 
 from millstream_schemas.envelope import NO_JSON, V1, Envelope, Priority
 
@@ -37,6 +36,8 @@ FinalReason = Literal[
     "unknown_task_type",
 ]
 ParkReason = Literal["throttled", "snoozed", "no_handler"]
+HeldReason = Literal["limits", "fairness"]
+"""Why a task is released by the releaser alone: it needs permits, or its queue is shared fairly between tenants."""
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,6 +142,19 @@ class WorkItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     history: list[AttemptRecord] = []
     usage: Usage = Usage()
     due_at: float = 0.0
+    limits: list[str] = []
+    """The limit keys that the dispatcher found for the task: its pool. A worker adds those of its own handler."""
+    lane: str = ""
+    """Where the task waits in HELD; empty for a plain task, which is released to WORK at once."""
+
+
+class Deadline(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The body of an `expire` tick: the task that is to end if `fence` is still its last event."""
+
+    tenant_id: str
+    key: str
+    fence: int
+    v: int = V1
 
 
 # --- life cycle: each moves a task --------------------------------------------------------------
@@ -162,6 +176,31 @@ class Scheduled(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     v: int = V1
     task: TaskInfo | None = None
     why: str = ""
+    limits: list[str] = []
+    lane: str = ""
+    """Set where the task will be held when it is due, with `limits` as its pool."""
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="held"):
+    """Ready, and waits in HELD for its turn: the releaser appends `released` on this event."""
+
+    card: Card
+    reason: HeldReason
+    lane: str
+    v: int = V1
+    limits: list[str] = []
+    task: TaskInfo | None = None
+    again: bool = False
+    """It ran or waited before (a retry, a park, an interruption), and goes before those of its lane that did not."""
+    cost: float = 1.0
+    """What it weighs in fair order."""
+
+
+class Released(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="released"):
+    """The releaser chose it: it goes to WORK. Its cause is its entry in HELD."""
+
+    card: Card
+    v: int = V1
 
 
 class Retrying(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="retrying"):
@@ -261,6 +300,8 @@ class Alias(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_f
 
 Event = (
     Queued
+    | Held
+    | Released
     | Scheduled
     | Retrying
     | Started
@@ -273,61 +314,6 @@ Event = (
     | Cancelled
     | Alias
 )
-
-
-# --- infos: they move nothing ---------------------------------------------------------------------
-
-
-class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="progress"):
-    """What a running handler says of itself."""
-
-    key: str
-    fraction: Annotated[float, Meta(ge=0, le=1)]
-    v: int = V1
-    message: str = ""
-    attempt: int = 1
-
-
-class Duplicate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="duplicate"):
-    """A second submit of the same task was dropped."""
-
-    key: str
-    inbox_seq: int
-    v: int = V1
-
-
-class Conflict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="conflict"):
-    """A submit named an existing task with another payload and was dropped."""
-
-    key: str
-    inbox_seq: int
-    v: int = V1
-    detail: str = ""
-
-
-class StaleOutcome(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="stale_outcome"
-):
-    """An execution that no longer held the task ended; its result was dropped."""
-
-    key: str
-    execution_id: str
-    outcome: str
-    v: int = V1
-
-
-class UnknownFields(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="unknown_fields"
-):
-    """The submit held fields that this version does not know, or values it clamped."""
-
-    key: str
-    names: list[str]
-    v: int = V1
-    clamped: list[str] = []
-
-
-Info = Progress | Duplicate | Conflict | StaleOutcome | UnknownFields
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, Union, get_args, get_origin
 
 import msgspec
 
-from millstream_schemas import commands, envelope, events, permits
+from millstream_schemas import commands, envelope, events, infos, permits
 from millstream_schemas.codec import VERSION
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -43,7 +43,7 @@ DOCUMENTS: Final = (
         f"{envelope.MAX_NESTING} levels of nesting. Unknown fields are recorded and skipped.",
     ),
     Document("event", "Life-cycle event", events.Event, "Moves a task. Each holds the whole state of its task."),
-    Document("info", "Info", events.Info, "Told about a task; moves nothing."),
+    Document("info", "Info", infos.Info, "Told about a task; moves nothing."),
     Document("work-item", "Work item", events.WorkItem, "What a worker pulls: the envelope and the state of its task."),
     Document("dead-letter", "Dead letter", events.DeadLetter, "A failed task with everything needed to run it again."),
     Document("command", "Command", commands.Command, "What operators ask of the dispatcher."),
@@ -51,6 +51,7 @@ DOCUMENTS: Final = (
     Document("worker-info", "Worker entry", commands.WorkerInfo, "A live worker, as the registry shows it."),
     Document("permit-request", "Permit request", permits.PermitRequest, "What workers ask of the rate-governor."),
     Document("permit-reply", "Permit reply", permits.PermitReply, "What the rate-governor answers."),
+    Document("governor-said", "Governor's word", permits.Said, "What the rate-governor tells everybody, unasked."),
 )
 
 ENVELOPE_FIELDS: Final = {

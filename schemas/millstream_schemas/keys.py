@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 KEY = re.compile(r"[a-z2-7]{26}\Z")
-Domain = Literal["key", "id", "inbox", "content"]
+Domain = Literal["key", "id", "inbox", "content", "lane", "limit"]
 
 
 def derive_key(domain: Domain, tenant: str, value: str) -> str:

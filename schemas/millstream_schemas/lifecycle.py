@@ -7,12 +7,15 @@ State = Literal["queued", "held", "scheduled", "processing", "retrying", "comple
 TERMINAL: Final[frozenset[str]] = frozenset({"completed", "failed", "cancelled", "expired"})
 WAITING: Final[frozenset[str]] = frozenset({"queued", "held", "scheduled", "retrying"})
 TERMINAL_KINDS: Final[frozenset[str]] = TERMINAL
-RELEASING_KINDS: Final[frozenset[str]] = frozenset({"queued", "scheduled", "retrying"})
+RELEASING_KINDS: Final[frozenset[str]] = frozenset({"queued", "scheduled", "retrying", "released"})
+"""Events that a message in WORK may follow from."""
 DECISION_KINDS: Final[tuple[str, ...]] = ("attempt_failed", "parked", "interrupted")
 """Events on which the dispatcher decides what follows."""
 
 _FROM_WAITING: Final[dict[str, State]] = {
     "queued": "queued",
+    "held": "held",
+    "released": "queued",
     "scheduled": "scheduled",
     "retrying": "retrying",
     "started": "processing",
@@ -25,6 +28,7 @@ _FROM_WAITING: Final[dict[str, State]] = {
 }
 _NEW_GENERATION: Final[dict[str, State]] = {
     "queued": "queued",
+    "held": "held",
     "scheduled": "scheduled",
     "expired": "expired",
 }
@@ -32,6 +36,7 @@ _NEW_GENERATION: Final[dict[str, State]] = {
 TRANSITIONS: Final[dict[State | None, dict[str, State]]] = {
     None: {
         "queued": "queued",
+        "held": "held",
         "scheduled": "scheduled",
         "expired": "expired",
         "failed": "failed",

@@ -17,6 +17,7 @@ PRIORITIES = ("high", "normal", "low")
 # Headers. The server owns the first group, W3C the second.
 MSG_ID = "Nats-Msg-Id"
 TTL = "Nats-TTL"
+INCREMENT = "Nats-Incr"
 SCHEDULE = "Nats-Schedule"
 SCHEDULE_TARGET = "Nats-Schedule-Target"
 EXPECTED_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
@@ -49,6 +50,15 @@ class SubmitAddress:
 
     tenant: str
     queue: str
+
+
+@dataclass(frozen=True, slots=True)
+class HeldAddress:
+    """Where a held task waits: its queue, its priority, and the lane of its pool and tenant."""
+
+    queue: str
+    priority: str
+    lane: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +112,14 @@ class Names:
     def advisory_stream(self) -> str:  # MILL_ADVISORY
         return self._stream("ADVISORY")
 
+    @property
+    def held_stream(self) -> str:  # MILL_HELD
+        return self._stream("HELD")
+
+    @property
+    def spent_stream(self) -> str:  # MILL_SPENT
+        return self._stream("SPENT")
+
     # --- INBOX -------------------------------------------------------------------------------
 
     def submit(self, tenant: str, queue: str) -> str:  # mill.submit.acme.agent-run
@@ -135,6 +153,9 @@ class Names:
     def events_of_kind(self, kind: str) -> str:  # mill.event.*.*.*.attempt_failed
         return f"{self.prefix}.event.*.*.*.{_token(kind)}"
 
+    def events_of_queue(self, queue: str, kind: str) -> str:  # mill.event.*.*.agent-run.started
+        return f"{self.prefix}.event.*.*.{_token(queue)}.{_token(kind)}"
+
     @property
     def event_filter(self) -> str:  # mill.event.>
         return f"{self.prefix}.event.>"
@@ -167,9 +188,27 @@ class Names:
     def later_of_key(self, key: str) -> str:  # mill.later.*.<key>.>
         return f"{self.prefix}.later.*.{_token(key)}.>"
 
+    def tick(self, kind: str, queue: str, key: str) -> str:  # mill.tick.hold.agent-run.<key>
+        """Where a timer of the dispatcher's fires: `hold` when a metered task is due, `expire` at a deadline."""
+        return f"{self.prefix}.tick.{_token(kind)}.{_token(queue)}.{_token(key)}"
+
+    def ticks_of_key(self, key: str) -> str:  # mill.tick.*.*.<key>
+        return f"{self.prefix}.tick.*.*.{_token(key)}"
+
+    @property
+    def tick_filter(self) -> str:  # mill.tick.*.*.*
+        return f"{self.prefix}.tick.*.*.*"
+
+    def parse_tick(self, subject: str) -> tuple[str, str, str]:
+        """Kind, queue and key of a tick's subject; raises ValueError for any other subject."""
+        parts = subject.split(".")
+        if len(parts) != 5 or parts[:2] != [self.prefix, "tick"]:
+            raise ValueError(f"not a tick subject: {subject!r}")
+        return parts[2], parts[3], parts[4]
+
     @property
     def work_filters(self) -> tuple[str, ...]:
-        return (f"{self.prefix}.work.*.*.*", f"{self.prefix}.later.*.*.*")
+        return (f"{self.prefix}.work.*.*.*", f"{self.prefix}.later.*.*.*", self.tick_filter)
 
     def parse_work(self, subject: str) -> tuple[str, str, str]:
         """Queue, priority and key of a WORK subject; raises ValueError for any other subject."""
@@ -177,6 +216,39 @@ class Names:
         if len(parts) != 5 or parts[:2] != [self.prefix, "work"]:
             raise ValueError(f"not a work subject: {subject!r}")
         return parts[2], parts[3], parts[4]
+
+    # --- HELD, SPENT ---------------------------------------------------------------------------
+
+    def held(self, queue: str, priority: str, lane: str) -> str:  # mill.held.agent-run.normal.<lane>
+        return f"{self.prefix}.held.{_token(queue)}.{_token(priority)}.{_token(lane)}"
+
+    @property
+    def held_filter(self) -> str:  # mill.held.*.*.*
+        return f"{self.prefix}.held.*.*.*"
+
+    def parse_held(self, subject: str) -> HeldAddress:
+        """Queue, priority and lane of a HELD subject; raises ValueError for any other subject."""
+        parts = subject.split(".")
+        if len(parts) != 5 or parts[:2] != [self.prefix, "held"]:
+            raise ValueError(f"not a held subject: {subject!r}")
+        return HeldAddress(*parts[2:])
+
+    def spent(self, key: str, period: str) -> str:  # mill.spent.<hash of the limit's key>.2026-11-30
+        return f"{self.prefix}.spent.{_token(key)}.{_token(period)}"
+
+    def spent_in(self, period: str) -> str:  # mill.spent.*.2026-11-30
+        return f"{self.prefix}.spent.*.{_token(period)}"
+
+    @property
+    def spent_filter(self) -> str:  # mill.spent.*.*
+        return f"{self.prefix}.spent.*.*"
+
+    def parse_spent(self, subject: str) -> tuple[str, str]:
+        """Hash of the limit's key and period of a SPENT subject; raises ValueError for any other subject."""
+        parts = subject.split(".")
+        if len(parts) != 4 or parts[:2] != [self.prefix, "spent"]:
+            raise ValueError(f"not a spent subject: {subject!r}")
+        return parts[2], parts[3]
 
     # --- DLQ, CONTROL, ADVISORY --------------------------------------------------------------
 
@@ -208,6 +280,7 @@ class Names:
     decisions_consumer = "dispatcher-decisions"
     control_consumer = "dispatcher-control"
     advisory_consumer = "dispatcher-advisories"
+    ticks_consumer = "dispatcher-ticks"
 
     def work_consumer(self, queue: str, priority: str) -> str:  # work-agent-run-normal
         return f"work-{_token(queue)}-{_token(priority)}"
@@ -221,8 +294,18 @@ class Names:
     def governor(self, verb: str) -> str:  # mill.governor.acquire
         return f"{self.prefix}.governor.{_token(verb)}"
 
+    @property
+    def governor_said(self) -> str:  # mill.governor.said
+        """What the governor tells everybody: that it leads now, that a gate has changed."""
+        return f"{self.prefix}.governor.said"
+
     def bell(self, queue: str) -> str:  # mill.bell.agent-run
         return f"{self.prefix}.bell.{_token(queue)}"
+
+    @property
+    def held_bell(self) -> str:  # mill.held-bell
+        """Tells the releaser which lanes (HELD subjects, one a line) have something new."""
+        return f"{self.prefix}.held-bell"
 
     # --- buckets -----------------------------------------------------------------------------
 
@@ -238,4 +321,10 @@ class Names:
     def governor_bucket(self) -> str:  # mill_governor
         return f"{self.prefix}_governor"
 
+    @property
+    def config_bucket(self) -> str:  # mill_config
+        return f"{self.prefix}_config"
+
     governor_lock = "governor"
+    releaser_lock = "releaser"
+    config_key = "config"

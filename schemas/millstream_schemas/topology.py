@@ -7,7 +7,7 @@ import msgspec
 from millstream_schemas.lifecycle import DECISION_KINDS
 from millstream_schemas.names import Names
 
-REVISION = 1
+REVISION = 2
 """Raised with every change of what is declared; stands in each stream's metadata."""
 
 DAY_S = 86400.0
@@ -50,6 +50,9 @@ class StreamSpec(msgspec.Struct, frozen=True, kw_only=True):
     deny_delete: bool
     deny_purge: bool
     allow_direct: bool
+    max_msgs_per_subject: int
+    allow_msg_counter: bool
+    """Messages are increments without a body; the last one on a subject holds the sum."""
 
 
 class ConsumerSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +68,7 @@ class ConsumerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BucketSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One key-value bucket; every value expires `ttl_s` after it was last written."""
+    """One key-value bucket; every value expires `ttl_s` after it was last written, or never where that is 0."""
 
     name: str
     ttl_s: float
@@ -83,6 +86,10 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
 
 SERVER_MIN_DUPLICATE_WINDOW_S = 0.1
 WORKER_ENTRY_TTL_S = 15.0
+SPENT_S = 70 * DAY_S
+"""How long a budget's sums are kept after the last change: more than two of the longest periods."""
+SPENT_DEDUPE_S = 120.0
+"""So long the same spending may be stored again, by a governor or by its successor, and counts once."""
 LEADER_TTL_S = 3.0
 
 
@@ -98,6 +105,7 @@ def _stream(
     ttl: bool = False,
     schedules: bool = False,
     deny_purge: bool = False,
+    counter: bool = False,
 ) -> StreamSpec:
     return StreamSpec(
         name=name,
@@ -115,6 +123,8 @@ def _stream(
         deny_delete=False,
         deny_purge=deny_purge,
         allow_direct=True,
+        max_msgs_per_subject=1 if counter else NO_LIMIT,  # the sum stays, and repetitions are still known
+        allow_msg_counter=counter,
     )
 
 
@@ -169,12 +179,22 @@ def topology(names: Names, lifetimes: Lifetimes) -> Topology:
             ),
             _stream(names.dlq_stream, (names.dlq_filter,), retention="limits", max_age_s=lifetimes.dlq_s),
             _stream(control, (names.control_filter,), retention="workqueue", discard="new", store_share=0.01),
+            _stream(names.held_stream, (names.held_filter,), retention="limits", duplicate_window_s=lifetimes.dedupe_s),
+            _stream(
+                names.spent_stream,
+                (names.spent_filter,),
+                retention="limits",
+                max_age_s=SPENT_S,
+                duplicate_window_s=SPENT_DEDUPE_S,
+                counter=True,
+            ),
             _stream(advisory, advisories, retention="limits", max_age_s=lifetimes.history_s),
         ),
         consumers=(
             # No filter: a stream takes `mill.submit.acme.>` as a literal, which no filter would ever deliver.
             _consumer(inbox, names.inbox_consumer, (), lifetimes.lease_s, max_ack_pending=10_000),
             _consumer(events, names.decisions_consumer, decisions, lifetimes.lease_s, max_ack_pending=10_000),
+            _consumer(work, names.ticks_consumer, (names.tick_filter,), lifetimes.lease_s, max_ack_pending=10_000),
             _consumer(control, names.control_consumer, (), lifetimes.lease_s, max_ack_pending=1000),
             _consumer(advisory, names.advisory_consumer, advisories, lifetimes.lease_s, max_ack_pending=1000),
         ),
@@ -182,6 +202,7 @@ def topology(names: Names, lifetimes: Lifetimes) -> Topology:
             BucketSpec(name=names.workers_bucket, ttl_s=WORKER_ENTRY_TTL_S),
             BucketSpec(name=names.leaders_bucket, ttl_s=LEADER_TTL_S),
             BucketSpec(name=names.governor_bucket, ttl_s=DAY_S),
+            BucketSpec(name=names.config_bucket, ttl_s=0.0),
         ),
     )
 

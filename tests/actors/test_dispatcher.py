@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
-from millstream.clock import SystemClock
+from millstream.clock import SystemClock, SystemIds
+from millstream.configuration import Configuration
+from millstream.dispatcher import Dispatcher
 from millstream.dispatcher.actor import each
 from millstream.dispatcher.admission import Admitter
 from millstream.dispatcher.advisories import Sweeper
 from millstream.dispatcher.context import Bells
 from millstream.dispatcher.decisions import Decider
 from millstream.dispatcher.submit import SubmitService
+from millstream.dispatcher.ticks import Ticker
 from millstream.errors import BrokerError
 from millstream.ports import Broker, Delivery, Outgoing, Published, Refused
 from millstream_schemas.codec import decode_submit_reply, decode_work_item, encode
-from millstream_schemas.commands import SubmitAccepted, SubmitRejected
+from millstream_schemas.commands import HandlerInfo, SubmitAccepted, SubmitRejected, WorkerInfo
 from millstream_schemas.envelope import MAX_ENVELOPE_BYTES
 from millstream_schemas.events import AttemptFailed, Failure, Parked, WorkItem
 from tests.support.millrace import Mill, millrace
 from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
 
 
 class Watched:
@@ -84,7 +92,7 @@ def advisory(mill: Mill, stream: str, seq: int) -> Delivery:
 
 def sweeper(mill: Mill) -> Sweeper:
     """The part that acts on advisories."""
-    return Sweeper(mill.dispatcher, Admitter(mill.dispatcher), Decider(mill.dispatcher))
+    return Sweeper(mill.dispatcher, Admitter(mill.dispatcher), Decider(mill.dispatcher), Ticker(mill.dispatcher))
 
 
 async def failed_attempt(mill: Mill, item: WorkItem) -> int:
@@ -136,6 +144,32 @@ async def test_work_at_its_delivery_limit_waits_for_room_in_the_store() -> None:
     await sweeper(mill).handle(told)
     assert watched.acked == [told]
     assert (await mill.kinds(item.card.key))[-1] == "failed"
+
+
+async def test_the_dead_letter_of_work_at_its_limit_is_kept_although_the_task_was_submitted_again() -> None:
+    """The end stood, its letter was refused, and the key was free again before the advisory came back."""
+    mill = await millrace()
+    again: dict[str, Any] = {"idempotency_key": "one", "unique": "in_flight"}
+    handle = await mill.client.send("echo", None, **again)
+    await mill.admit()
+    record = await mill.broker.last(mill.names.work_stream, mill.names.work_of_key(handle.key))
+    assert record is not None
+    letter = mill.names.dlq("default", "default", handle.key, 1)
+    watched = watch(mill)
+    watched.full_for = {"1"}  # the last part of the letter's subject
+    told = advisory(mill, mill.names.work_stream, record.seq)
+    await sweeper(mill).handle(told)
+    assert (await mill.kinds(handle.key), watched.acked) == (["queued", "failed"], [])
+    await mill.client.send("echo", None, **again)
+    await mill.admit()
+    assert await mill.kinds(handle.key) == ["queued", "failed", "queued"]
+    assert await mill.broker.last(mill.names.dlq_stream, letter) is None
+    watched.full_for, watched.acked = set(), []
+    await sweeper(mill).handle(told)
+    assert watched.acked == [told]
+    assert await mill.broker.last(mill.names.dlq_stream, letter) is not None
+    (left,) = await mill.broker.history(mill.names.work_stream, mill.names.work_of_key(handle.key))
+    assert decode_work_item(left.body).card.generation == 2
 
 
 async def test_a_task_does_not_end_as_unknown_before_the_registry_was_read() -> None:
@@ -215,3 +249,91 @@ async def test_an_envelope_that_its_new_id_makes_too_large_is_not_accepted() -> 
     reply = decode_submit_reply(await SubmitService(mill.dispatcher).answer(body))
     assert isinstance(reply, SubmitRejected)
     assert reply.code == "payload_too_large"
+
+
+# --- the whole actor ------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def running(mill: Mill, configuration: Configuration | None = None) -> AsyncGenerator[None]:
+    """A dispatcher with all its parts, until the end of the block."""
+    stop = asyncio.Event()
+    clock, ids = SystemClock(), SystemIds()
+    dispatcher = Dispatcher(mill.broker, mill.settings, clock, ids, mill.telemetry, configuration=configuration)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(dispatcher.run(stop))
+        try:
+            yield
+        finally:
+            stop.set()
+
+
+async def becomes(mill: Mill, key: str, *kinds: str) -> None:
+    """Wait until the life of a task is just that."""
+
+    async def reached() -> bool:
+        return await mill.kinds(key) == list(kinds)
+
+    await wait_until(reached, f"{key} is {kinds}")
+
+
+async def test_what_workers_announced_is_known_before_the_first_task_is_admitted() -> None:
+    """A task that waited in INBOX for the dispatcher must not slip past a limit that is known."""
+    mill = await millrace()
+    worker = WorkerInfo(worker_id="w", queues=["default"], slots=1, handlers=[limited("echo", "model")])
+    await mill.broker.kv_put(mill.names.workers_bucket, "w", encode(worker))
+    handle = await mill.client.send("echo", None)
+    other = await mill.client.send("other", None)
+    async with running(mill):
+        await becomes(mill, handle.key, "held")
+        await becomes(mill, other.key, "queued")
+
+
+def limited(task_type: str, limit: str) -> HandlerInfo:
+    """A handler that names a limit."""
+    return HandlerInfo(task_type=task_type, queue="default", limits=[limit])
+
+
+async def test_a_new_configuration_document_meters_what_is_submitted_from_then_on() -> None:
+    """Without a restart; and one that stands already is known before the first task is admitted."""
+    mill = await millrace()
+    waiting = await mill.client.send("echo", None, queue="first")
+    bucket, key = mill.names.config_bucket, mill.names.config_key
+    await mill.broker.kv_put(bucket, key, encode({"queues": {"first": {"limits": ["model"]}}}))
+    configuration = Configuration(mill.broker, mill.settings, mill.telemetry)
+    async with running(mill, configuration):
+        await becomes(mill, waiting.key, "held")
+        before = await mill.client.send("echo", None, queue="second")
+        await becomes(mill, before.key, "queued")
+        revision = await mill.broker.kv_put(bucket, key, encode({"queues": {"second": {"limits": ["model"]}}}))
+        await wait_until(lambda: configuration.revision == revision, "the document is in effect")
+        after = await mill.client.send("echo", None, queue="second")
+        await becomes(mill, after.key, "held")
+
+
+async def test_timers_are_served_and_a_dispatcher_that_cannot_look_yet_stops_all_the_same() -> None:
+    """A delayed metered task is held when it is due; without its bucket the actor waits, and ends when told."""
+    mill = await millrace(queues={"metered": {"limits": ["model"]}})
+    handle = await mill.client.send("echo", None, queue="metered", delay=0.3)
+    async with running(mill):
+        await becomes(mill, handle.key, "scheduled", "held")
+    broker: Any = Blind(mill.broker)
+    blind = replace(mill, broker=broker)
+    async with running(blind):
+        await wait_until(lambda: mill.telemetry.counts["broker.trouble"] > 1, "it has looked twice")
+        late = await mill.client.send("echo", None)
+    assert await mill.kinds(late.key) == []
+
+
+class Blind:
+    """A broker whose buckets do not answer."""
+
+    def __init__(self, target: Broker) -> None:
+        self._target = target
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._target, name)
+
+    async def kv_all(self, bucket: str) -> dict[str, bytes]:
+        """Say so."""
+        raise BrokerError(f"{bucket} does not answer")

@@ -12,8 +12,7 @@ import pytest
 from millstream.app import App
 from millstream.clock import SystemClock, SystemIds
 from millstream.dispatcher import Dispatcher
-from millstream.governor import GovernorSettings, RateGovernor
-from millstream.policy.limit_state import Limit, Rules
+from millstream.governor import RateGovernor
 from millstream.tracker import Tracker
 from tests.support.millrace import Mill, millrace
 
@@ -27,8 +26,7 @@ def _dispatcher(mill: Mill) -> Run:
 
 
 def _governor(mill: Mill) -> Run:
-    settings = GovernorSettings(mill.names, (Limit(key="llm", concurrency=1),), Rules(), mill.names.governor_bucket)
-    return RateGovernor(mill.broker, settings, SystemClock(), SystemIds(), mill.telemetry).run
+    return RateGovernor(mill.broker, mill.settings, SystemClock(), SystemIds(), mill.telemetry).run
 
 
 def _worker(mill: Mill) -> Run:

@@ -57,6 +57,39 @@ async def test_a_request_gets_its_answer(setup: Setup) -> None:
     await serving.close()
 
 
+async def test_a_request_may_be_answered_without_waiting(setup: Setup) -> None:
+    """At once, later or not at all, as the request is; a fault in one concerns no other."""
+    subject = setup.names.governor("acquire")
+    other = await setup.connect()
+
+    async def later() -> bytes:
+        await asyncio.sleep(0.05)
+        return b"later"
+
+    def answer(body: bytes) -> Awaitable[bytes | None] | bytes | None:
+        if body == b"fault":
+            raise ValueError("a fault of the server of requests")
+        return later() if body == b"later" else b"now" if body == b"now" else None
+
+    serving = await other.serve(subject, answer)
+    await other.flush()
+
+    async def silent(body: bytes) -> None:
+        with pytest.raises(NoAnswer):
+            await setup.broker.request(subject, body, 0.3)
+
+    bodies = (b"now", b"later") * 10
+    answers, *_ = await asyncio.gather(
+        asyncio.gather(*(setup.broker.request(subject, body, 5.0) for body in bodies)),
+        silent(b"never"),
+        silent(b"fault"),
+    )
+    assert answers == list(bodies)
+    await serving.close()
+    with pytest.raises(NoAnswer):
+        await setup.broker.request(subject, b"now", 0.3)
+
+
 async def test_nobody_there_is_said_at_once(setup: Setup) -> None:
     """Without waiting for the whole time limit."""
     start = time.monotonic()

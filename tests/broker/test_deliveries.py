@@ -219,7 +219,7 @@ async def test_the_counts_of_a_consumer(setup: Setup) -> None:
     setup.broker.nak(delivery)
     await setup.pull_some(consumer)
     await setup.put("b", "c")
-    (info,) = await setup.broker.consumers(setup.names.work_stream)
+    (info,) = [each for each in await setup.broker.consumers(setup.names.work_stream) if each.name == consumer]
     assert (info.name, info.pending, info.ack_pending, info.max_ack_pending) == (consumer, 2, 1, 7)
     assert info.redelivered == 1
     assert await setup.broker.consumers("NONE") == []

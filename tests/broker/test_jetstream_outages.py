@@ -158,7 +158,7 @@ async def test_a_full_consumer_is_not_left_with_pulls(broker: JetStreamBroker) -
         return bool(second)
 
     await wait_until(lent, "the second message")
-    (info,) = await broker.consumers(_NAMES.work_stream)
+    (info,) = [each for each in await broker.consumers(_NAMES.work_stream) if each.name == spec.durable]
     assert (info.pending, info.ack_pending, info.redelivered) == (0, 1, 0)
 
 

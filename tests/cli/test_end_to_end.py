@@ -11,9 +11,10 @@ import pytest
 from millstream.server import LocalServer
 from tests.cli.fake_tracker import run
 from tests.support.processes import ActorProcess, Processes
+from tests.support.waiting import wait_until_sync
 
 HANDLERS = "tests.support.handlers:app"
-LIMIT = "[limits.llm]\nrequests_per_minute = 600\n"
+LIMIT = '[limits.llm]\nrequests_per_minute = 600\n[task_types.limited]\nlimits = ["llm"]\n'  # held from the first one on, whoever announces it
 
 
 @pytest.fixture
@@ -94,12 +95,60 @@ def test_what_waits_can_be_cancelled(env: dict[str, str]) -> None:
     assert _json(env, "watch", second["task_id"], status=1)["state"] == "cancelled"
 
 
+def test_a_limit_is_forced_shut_explained_and_opened_again(env: dict[str, str]) -> None:
+    """What is held by it says so, and runs once the breaker is left to itself."""
+    assert _json(env, "limits", "llm", "--breaker", "open")["breaker"] == "forced_open"
+    sent = _json(env, "send", "limited", "1", "--queue", "agent-run")
+
+    def held() -> bool:
+        return bool(_json(env, "show", sent["task_id"])["state"] == "held")
+
+    wait_until_sync(held, "the task is held")
+    told = _json(env, "why", sent["task_id"])
+    assert (told["place"], told["of"], told["limiting_key"], told["reason"]) == (1, 1, "llm", "broken")
+    assert "an operator has forced the breaker of `llm` open" in told["why"]
+    assert _json(env, "tasks", "--state", "held")["total"] == 1
+    assert _json(env, "limits", "llm", "--breaker", "auto")["breaker"] == "closed"
+    assert _json(env, "watch", sent["task_id"])["state"] == "completed"
+    assert run("limits", "nothing", "--resume", env=env).exit_code == 2
+
+
+def test_a_limit_is_changed_while_everything_runs(env: dict[str, str], tmp_path: Path) -> None:
+    """A stored configuration is taken by the governor; one with a fault never gets there."""
+    file = tmp_path / "new.toml"
+    file.write_text('[limits.llm]\nrequests_per_minute = 1200\n[limits."tenant/{tenant_id}"]\ncost = "5 USD/day"\n')
+    revision = _json(env, "config", "apply", str(file))["revision"]
+
+    def taken() -> bool:
+        listing = _json(env, "limits")
+        configured = {each["key"]: each["dimensions"][0]["configured"] for each in listing["items"]}
+        return listing["revision"] == revision and configured == {"llm": 1200, "tenant/{tenant_id}": 5}
+
+    wait_until_sync(taken, "the governor works by the new configuration")
+    file.write_text('[limits.llm]\nrequests = "lots"\n')
+    assert not _json(env, "config", "apply", str(file), status=1)["ok"]
+    assert _json(env, "config", "show")["revision"] == revision
+    assert _json(env, "limits")["fault"] == ""
+    assert _json(env, "doctor")["ok"]
+
+
 def test_doctor_finds_a_whole_installation_healthy(env: dict[str, str], tmp_path: Path) -> None:
     """Every check is there, and none fails."""
     told = _json(env, "doctor")
     assert told["ok"]
     names = {check["name"] for check in told["checks"]}
-    parts = {"server", "payload", "topology", "room", "dispatcher", "workers", "governor", "clocks", "tracker"}
+    parts = {
+        "server",
+        "payload",
+        "topology",
+        "room",
+        "dispatcher",
+        "workers",
+        "governor",
+        "limits",
+        "clocks",
+        "tracker",
+    }
     assert names == {"settings"} | parts
 
 

@@ -54,6 +54,18 @@ def test_check_accepts_a_good_file(tmp_path: Path) -> None:
     assert run("check", str(file), env={"MILLSTREAM_LEASE": "banana"}).exit_code == 0
 
 
+def test_check_warns_of_limits_that_do_not_do_what_they_seem_to(tmp_path: Path) -> None:
+    """A key that nobody configured, shadow left on, and a limit without any bound are allowed, and told."""
+    file = tmp_path / "file.toml"
+    file.write_text(
+        '[limits.a]\nshadow = true\nconcurrency = 1\n[limits.b]\n[queues.q]\nlimits = ["a", "c/{pins.model}"]\n'
+    )
+    told = json.loads(run("check", str(file), "--json").stdout)
+    assert told["ok"]
+    for part in ("never granted: c/{pins.model}", "shadow mode, so that they hold nothing up: a", "`b` limits nothing"):
+        assert any(part in warning for warning in told["warnings"]), told
+
+
 @pytest.mark.parametrize("content", [None, "x = [", "\x00"])
 def test_check_fails_on_what_is_no_file(tmp_path: Path, content: str | None) -> None:
     """Missing and broken files are reported, not traced back."""

@@ -109,6 +109,16 @@ def test_show_tells_timeline_attempts_error_usage_and_trace(tracker: FakeTracker
     assert "tokens_out" not in shown
 
 
+def test_show_tells_how_long_limits_held_a_task(tracker: FakeTracker) -> None:
+    """All its turns together; a plain task says nothing of it."""
+    tracker.on("GET /v1/tasks/x", task("x", "queued", limits=["llm", "tenant/acme"], held_s=12.4, held_at=None))
+    shown = tracker.run("show", "x").stdout
+    assert "llm, tenant/acme" in shown
+    assert "for 12s" in shown
+    tracker.on("GET /v1/tasks/y", task("y", "queued", limits=[], held_s=0.0, held_at=None))
+    assert "held" not in tracker.run("show", "y").stdout
+
+
 def test_ids_are_quoted_in_paths(tracker: FakeTracker) -> None:
     """An id with slashes, spaces or a question mark asks for that task and for nothing else."""
     tracker.on("GET /v1/tasks/a%2Fb%20c%3F%23", task("a/b c?#", "queued"))
@@ -172,22 +182,13 @@ def test_the_port_of_the_settings_is_asked_unless_told_otherwise(
     assert run("queues", env={"MILLSTREAM_HTTP_PORT": tracker.url.rpartition(":")[2]}).exit_code == 0
 
 
-def test_queues_and_limits_are_tables(tracker: FakeTracker) -> None:
-    """Every state has its column; a limit shows what it allows and what is in use."""
-    tracker.on("GET /v1/queues", page([{"queue": "agent-run", "states": {"queued": 3}, "oldest_ready_age_s": 12.4}]))
-    limit = {
-        "key": "llm",
-        "requests_per_minute": 60,
-        "in_use": 2,
-        "waiting": 5,
-        "paused_until_s": 3.0,
-        "granted_total": 9,
-    }
-    tracker.on("GET /v1/limits", page([limit]))
-    assert "agent-run  3" in tracker.run("queues").stdout
-    assert "12s" in tracker.run("queues").stdout
-    assert "llm" in tracker.run("limits").stdout
-    assert json.loads(tracker.run("limits", "--json").stdout)["items"] == [limit]
+def test_queues_are_a_table(tracker: FakeTracker) -> None:
+    """Every state has its column."""
+    states = {"queued": 3, "held": 4}
+    tracker.on("GET /v1/queues", page([{"queue": "agent-run", "states": states, "oldest_ready_age_s": 12.4}]))
+    shown = tracker.run("queues").stdout
+    assert "agent-run  3       4" in shown
+    assert "12s" in shown
 
 
 def test_an_empty_listing_says_so_on_standard_error(tracker: FakeTracker) -> None:

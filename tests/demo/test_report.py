@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from millstream.demo.report import Figures, problems
+from millstream.demo.report import Figures, TaskShown, problems
 
 GOOD = Figures(
     submitted=40,
@@ -52,9 +52,19 @@ def test_what_may_never_be_is_named_at_any_limit(changes: dict[str, Any], said: 
 
 
 @pytest.mark.parametrize(("refused", "calls", "wrong"), [(1, 100, False), (2, 100, True), (1, 99, True), (0, 0, False)])
-def test_one_refusal_in_a_hundred_calls_is_borne(refused: int, calls: int, wrong: bool) -> None:
-    """More are not."""
-    assert bool(_said(paced=False, provider_429=refused, provider_calls=calls)) is wrong
+def test_one_refusal_in_a_hundred_calls_of_another_endpoint_is_borne(refused: int, calls: int, wrong: bool) -> None:
+    """More are not; the local model's limit is the configured one, so that it refuses none."""
+    assert bool(_said(paced=False, flaky=False, provider_429=refused, provider_calls=calls)) is wrong
+    assert bool(_said(paced=False, provider_429=refused, provider_calls=calls)) is (refused > 0)
+
+
+@pytest.mark.parametrize(("held_s", "throttles", "waits"), [(0.0, 0, 0), (0.4, 0, 0), (12.0, 0, 1), (12.0, 2, 3)])
+def test_a_task_waited_for_the_limit_where_it_was_held_for_a_while_or_given_back(
+    held_s: float, throttles: int, waits: int
+) -> None:
+    """A release takes a moment too: that is no wait."""
+    task = TaskShown(key="k", task_type="t", state="completed", held_s=held_s, throttles=throttles)
+    assert task.waits == waits
 
 
 @pytest.mark.parametrize(

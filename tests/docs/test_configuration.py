@@ -8,6 +8,8 @@ import tomllib
 import msgspec
 
 from millstream import settings
+from millstream.configuration import SECTIONS
+from millstream.policy import limits
 from tests.support.source import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "configuration.md").read_text("utf-8")
@@ -19,7 +21,8 @@ def test_the_example_is_valid_and_shows_the_defaults() -> None:
     assert shown is not None
     built = settings.build(tomllib.loads(shown[1]))
     plain = settings.build({})
-    assert msgspec.structs.replace(built, queues={}, limits={}) == plain
+    shared: dict[str, dict[str, object]] = {name: {} for name in SECTIONS}
+    assert msgspec.structs.replace(built, **shared) == plain
     assert built.queue("agent-run") == plain.queue("anything")
 
 
@@ -29,11 +32,26 @@ def test_every_setting_is_named() -> None:
         settings.Settings,
         settings.NatsSettings,
         settings.QueueSettings,
+        settings.TaskTypeSettings,
+        settings.TenantSettings,
+        limits.Limit,
+        limits.Adaptive,
+        limits.BreakerRules,
+        limits.Price,
         settings.TrackerSettings,
         settings.WorkerSettings,
     )
     missing = [name for struct in structs for name in struct.__struct_fields__ if not re.search(rf"\b{name}\b", PAGE)]
     assert not missing
+
+
+def test_defaults_of_limits_are_the_ones_in_the_code() -> None:
+    """What the table of members says of adaptation and breakers."""
+    adaptive, breaker = limits.Adaptive(), limits.BreakerRules()
+    for rules, left_out in ((adaptive, {"ramp"}), (breaker, set[str]())):
+        for name in set(rules.__struct_fields__) - left_out:
+            assert f"`{name}` {getattr(rules, name):g}" in PAGE, name
+    assert f"| `soft` | {limits.Limit().soft:g} |" in PAGE
 
 
 def test_every_variable_is_named() -> None:

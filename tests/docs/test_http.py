@@ -13,5 +13,9 @@ def test_every_route_is_described() -> None:
     source = (REPOSITORY / "actors" / "millstream" / "http" / "app.py").read_text("utf-8")
     routes = re.findall(r"(?:_get|_post|Route)\(\"(/[^\"]+)\"", source)
     assert len(routes) > 15
-    shown = [path.replace("{ident:path}", "{id}") for path in routes if not path.startswith("/static")]
+    shown = [
+        path.replace("{ident:path}", "{id}").replace("{key:path}", "{key}")
+        for path in routes
+        if not path.startswith("/static")
+    ]
     assert [path for path in shown if f"{path}`" not in page] == []

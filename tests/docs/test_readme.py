@@ -117,7 +117,8 @@ def test_the_configuration_is_valid(tmp_path: Path) -> None:
     path = tmp_path / "millstream.toml"
     path.write_text(blocks()["config"], "utf-8")
     settings = load(path, {})
-    assert settings.limits["llm"].requests_per_minute == 60
+    assert settings.limits["llm"].requests == "600/min"
+    assert settings.tenant("anybody").limits == ("tenant/{tenant_id}",)
     assert settings.queue("agent-run").max_attempts == 5
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from millstream.clock import SystemClock
 from millstream.memory import MemoryServer
-from millstream_schemas.events import Completed, Progress, Queued, TaskInfo
+from millstream_schemas.events import Completed, Queued, TaskInfo
+from millstream_schemas.infos import Progress
 from tests.http.harness import Running, running
 from tests.tracker.histories import Stream, card
 

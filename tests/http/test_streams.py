@@ -14,7 +14,8 @@ from millstream.memory import MemoryServer
 from millstream.tracker.hub import CLIENT_QUEUE, Hub, Interest
 from millstream.tracker.model import Change
 from millstream.tracker.projection import apply
-from millstream_schemas.events import Progress, Queued
+from millstream_schemas.events import Queued
+from millstream_schemas.infos import Progress
 from tests.http.harness import Frame, Running, frames, running, take
 from tests.support.waiting import wait_until
 from tests.tracker.histories import NAMES, START, Stream, card

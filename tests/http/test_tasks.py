@@ -19,7 +19,6 @@ from millstream_schemas.commands import Cancel, HandlerInfo, Replay, WorkerInfo
 from millstream_schemas.envelope import Envelope
 from millstream_schemas.events import Completed, DeadLetter, Failure, Queued, Started, TaskInfo
 from millstream_schemas.keys import derive_key
-from millstream_schemas.permits import LimitsListing, LimitState
 from tests.http.harness import Running
 from tests.support.waiting import wait_until
 from tests.tracker.histories import card
@@ -365,16 +364,6 @@ async def test_queues_workers_limits_and_reasons_are_told(mill: Running) -> None
     assert "free slot" in why["why"]
     assert why["source"]
     assert (await mill.get("/v1/limits", 503))["code"] == "governor_unavailable"
-    state = LimitState(
-        key="llm", requests_per_minute=60, tokens_per_minute=None, concurrency=2, in_use=1, waiting=0,
-        effective_per_minute=60.0, paused_until_s=None, granted_total=3, throttled_total=0,
-    )  # fmt: skip
-
-    async def answer(_body: bytes) -> bytes:
-        return encode(LimitsListing(items=(state,), epoch=1))
-
-    await mill.broker.serve(mill.names.governor("limits"), answer)
-    assert [each["key"] for each in (await mill.get("/v1/limits"))["items"]] == ["llm"]
 
 
 async def test_a_worker_of_another_queue_is_no_reason_to_wait_for_a_slot(mill: Running) -> None:

@@ -12,9 +12,21 @@ from hypothesis import strategies as st
 
 from millstream.policy import admit
 from millstream.policy.admit import Admission, QueueDefaults, Submit, alias_blocks, in_generation, standing
+from millstream.policy.metering import Metered, lane_of
 from millstream_schemas.codec import InvalidEnvelope, decode_envelope, decode_work_item, encode
 from millstream_schemas.envelope import MAX_ATTEMPTS_CAP, MAX_WAIT_S, RetryPolicy
-from millstream_schemas.events import Alias, Cancelled, Card, Cause, Completed, Expired, Queued, Scheduled, WorkItem
+from millstream_schemas.events import (
+    Alias,
+    Cancelled,
+    Card,
+    Cause,
+    Completed,
+    Expired,
+    Held,
+    Queued,
+    Scheduled,
+    WorkItem,
+)
 from tests.support.source import REPOSITORY
 
 NOW = 1_778_320_000.0  # 2026-05-09T09:46:40Z
@@ -194,6 +206,60 @@ def test_both_envelopes_of_the_reference_design_are_admitted() -> None:
         if envelope.trace_context is not None:
             assert admission.card.trace_id == envelope.trace_context.trace_id
     assert kinds == [Expired, Queued]
+
+
+# --- metered --------------------------------------------------------------------------------------
+
+LIMITED = (Metered(limits=("tenant/{tenant_id}",)),)
+
+
+def metered(seq: int = 1, at: float = NOW, **fields: Any) -> Admission:
+    """What a submit becomes in a queue with a limit for each tenant."""
+    return admit.admit(submit(seq, at, **fields), QueueDefaults(), kinds=LIMITED)
+
+
+def test_a_metered_task_that_is_due_is_held_in_the_lane_of_its_pool() -> None:
+    """For the first time: it goes before nobody."""
+    event = metered(limits=["x"]).event
+    assert isinstance(event, Held)
+    assert (event.limits, event.reason, event.again, event.cost) == (["tenant/acme", "x"], "limits", False, 1.0)
+    assert event.lane == lane_of("acme", ["tenant/acme", "x"])
+    assert event.task is not None
+    assert isinstance(admitted(limits=["x"]).event, Held), "the envelope's own limits are enough"
+
+
+def test_a_metered_task_that_is_not_due_says_where_it_will_be_held() -> None:
+    """And a plain one beside it says nothing."""
+    event = metered(delay_seconds=5).event
+    assert isinstance(event, Scheduled)
+    assert (event.lane, event.limits) == (lane_of("acme", ["tenant/acme"]), ["tenant/acme"])
+    plain = admitted(delay_seconds=5).event
+    assert isinstance(plain, Scheduled)
+    assert (plain.lane, plain.limits) == ("", [])
+
+
+def test_a_metered_task_past_its_deadline_expires_like_any_other() -> None:
+    """It never comes to a lane."""
+    assert isinstance(metered(deadline_at="2026-05-09T09:46:40Z").event, Expired)
+
+
+def test_a_redelivered_metered_submit_goes_on_with_the_event_that_stands() -> None:
+    """Also where it would be metered otherwise by now; once it was released, only the ack is missing."""
+    mine, plain_by_now = metered(idempotency_key="k"), admitted(idempotency_key="k")
+    assert isinstance(mine.event, Held)
+    assert standing(plain_by_now, mine.event, 4) == admit.GoOn(4, mine.event)
+    held_again = msgspec.structs.replace(
+        mine.event, card=msgspec.structs.replace(mine.card, cause=Cause(stream="WORK", seq=7)), again=True
+    )
+    assert standing(mine, held_again, 8) == admit.Done()
+    assert standing(metered(2, idempotency_key="k"), mine.event, 4) == admit.Again(conflict=False)
+
+
+def test_a_later_generation_is_metered_as_the_first() -> None:
+    """By its own submit."""
+    event = in_generation(metered(idempotency_key="k"), 2)
+    assert isinstance(event, Held)
+    assert (event.card.generation, event.limits) == (2, ["tenant/acme"])
 
 
 # --- the task is there already --------------------------------------------------------------------

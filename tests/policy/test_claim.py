@@ -20,9 +20,11 @@ from millstream_schemas.events import (
     Expired,
     Failed,
     Failure,
+    Held,
     Interrupted,
     Parked,
     Queued,
+    Released,
     Retrying,
     Scheduled,
     Started,
@@ -85,11 +87,24 @@ def test_the_first_claim_is_appended_on_the_releasing_event_that_the_message_nam
 
 
 @pytest.mark.parametrize(
-    "release", [Queued(card=CARD), Scheduled(card=CARD, due_at=1.0), Retrying(card=CARD, due_at=1.0)]
+    "release",
+    [
+        Queued(card=CARD),
+        Released(card=CARD),
+        Scheduled(card=CARD, due_at=1.0),
+        Retrying(card=CARD, due_at=1.0),
+    ],
 )
 def test_a_claim_that_was_not_stored_is_appended_again(release: Event) -> None:
     """The release is still the last event."""
     assert policy.claim(HOLD, release, FENCE) == policy.first_claim(HOLD)
+
+
+def test_a_task_that_is_held_cannot_be_claimed() -> None:
+    """Only what the releaser let go may run."""
+    held = Held(card=CARD, reason="limits", lane="lane")
+    assert policy.claim(HOLD, held, FENCE) == Superseded()
+    assert policy.hand_back(HOLD, held, FENCE) == Superseded()
 
 
 @pytest.mark.parametrize(

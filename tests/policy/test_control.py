@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from millstream.policy.control import Append, GoOn, TooLate, cancel, is_later_generation, keys_of, replay
+from millstream.policy.metering import Metering
 from millstream_schemas.commands import Cancel
 from millstream_schemas.envelope import Envelope
 from millstream_schemas.events import (
@@ -20,7 +21,9 @@ from millstream_schemas.events import (
     Expired,
     Failed,
     Failure,
+    Held,
     Queued,
+    Released,
     Retrying,
     Scheduled,
     Started,
@@ -47,6 +50,8 @@ def of_command(generation: int = 1) -> Card:
     "last",
     [
         Queued(card=CARD),
+        Held(card=CARD, reason="limits", lane="lane"),
+        Released(card=CARD),
         Scheduled(card=CARD, due_at=1.0),
         Retrying(card=CARD, due_at=1.0),
         Started(card=CARD, worker_id="w"),
@@ -105,6 +110,18 @@ def test_a_replay_is_the_next_generation_with_fresh_counters() -> None:
     assert (card.release, card.execution_id, card.work_seq, card.delivery) == (0, "", 0, 0)
     assert (card.key, card.origin, card.payload_hash) == (CARD.key, CARD.origin, CARD.payload_hash)
     assert replay(CAUSE, verdict.event, 13, None) == GoOn(verdict.event, 13)
+
+
+def test_a_replay_of_a_metered_task_is_held_as_it_is_metered_by_now() -> None:
+    """Behind those of its lane: a flood of replays must not push aside what is new."""
+    metered = Metering(("x",), "lane", "limits")
+    verdict = replay(CAUSE, FAILED, 12, LETTER, (), metered)
+    assert isinstance(verdict, Append)
+    event = verdict.event
+    assert isinstance(event, Held)
+    assert (event.lane, event.limits, event.reason, event.again) == ("lane", ["x"], "limits", False)
+    assert (event.card.generation, event.card.attempt, event.card.cause) == (2, 1, CAUSE)
+    assert replay(CAUSE, event, 13, None, (), None) == GoOn(event, 13)
 
 
 @pytest.mark.parametrize("last", [None, Queued(card=CARD), Completed(card=CARD), Cancelled(card=CARD)])

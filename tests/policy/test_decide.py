@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, get_args
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,7 +22,6 @@ from millstream.policy.decide import (
     Nothing,
     Seen,
     ToDlq,
-    ToWork,
     Undecided,
     add_usage,
     decide,
@@ -30,6 +30,8 @@ from millstream.policy.decide import (
     is_overtaken,
     over_budget,
 )
+from millstream.policy.holding import ToHeld, ToWork
+from millstream.policy.metering import Metering
 from millstream_schemas.envelope import Budget, Envelope, RetryPolicy
 from millstream_schemas.events import (
     AttemptFailed,
@@ -40,6 +42,7 @@ from millstream_schemas.events import (
     Failed,
     Failure,
     FailureReason,
+    Held,
     Interrupted,
     Parked,
     ParkReason,
@@ -224,6 +227,88 @@ def test_every_decision_is_made_for_good_and_waits_no_longer_than_it_may(
     assert made.card.cause == Cause(stream="EVENTS", seq=20)
     if isinstance(made, Retrying):
         assert NOW <= made.due_at <= NOW + SETTINGS.max_wait_s
+
+
+# --- metered ----------------------------------------------------------------------------------------
+
+LANED = msgspec.structs.replace(item(), lane="lane", limits=["x"])
+
+
+def test_interrupted_work_with_a_lane_is_held_again_at_once() -> None:
+    """Before those of its lane that have not run."""
+    seen = Seen(Interrupted(card=CARD, item=LANED), "EVENTS", 20, NOW)
+    made = decision(seen)
+    assert isinstance(made, Held)
+    assert (made.lane, made.limits, made.reason, made.again) == ("lane", ["x"], "limits", True)
+    assert (made.card.release, made.card.execution_id, made.card.cause) == (0, "", Cause(stream="EVENTS", seq=20))
+    message = follow_up(made, 21, seen)
+    assert isinstance(message, ToHeld)
+    assert (message.item.fence, message.item.lane, message.item.limits, message.again) == (21, "lane", ["x"], True)
+
+
+def test_a_retry_with_a_lane_keeps_it_and_always_waits_for_its_tick() -> None:
+    """Also one that is due at once: only a tick makes it held."""
+    steady = msgspec.structs.replace(
+        LANED, envelope=item(policy=RetryPolicy(strategy="fixed", base_seconds=0)).envelope
+    )
+    seen = failure(work=steady)
+    made = decision(seen)
+    assert isinstance(made, Retrying)
+    message = follow_up(made, 21, seen)
+    assert isinstance(message, ToWork)
+    assert (message.due_at, message.item.lane, message.item.limits, len(message.item.history)) == (
+        NOW,
+        "lane",
+        ["x"],
+        1,
+    )
+
+
+def test_a_parked_task_with_a_lane_says_where_it_will_be_held() -> None:
+    """Its wait goes on counting where throttling is what it waits for."""
+    for reason in get_args(ParkReason):
+        seen = parked(reason, NOW + 60, work=LANED)
+        made = decision(seen)
+        assert isinstance(made, Scheduled)
+        assert (made.lane, made.limits) == ("lane", ["x"])
+        message = follow_up(made, 21, seen)
+        assert isinstance(message, ToWork)
+        assert (message.due_at, message.item.lane, message.item.limits) == (NOW + 60, "lane", ["x"])
+
+
+def test_a_throttled_task_that_was_plain_is_metered_as_it_is_told() -> None:
+    """The event holds what was decided; the item follows the event."""
+    anew = Metering(("y",), "other", "limits")
+    seen = replace(parked("throttled", NOW + 60), metered=anew)
+    made = decision(seen)
+    assert isinstance(made, Scheduled)
+    assert (made.lane, made.limits) == ("other", ["y"])
+    message = follow_up(made, 21, replace(seen, metered=None))
+    assert isinstance(message, ToWork)
+    assert (message.item.lane, message.item.limits) == ("other", ["y"])
+
+
+@pytest.mark.parametrize(
+    ("known", "expected"),
+    [
+        (None, ("lane", ["x"])),
+        (Metering((), "fair", "fairness"), ("lane", ["x"])),
+        (Metering(("x",), "lane", "limits"), ("lane", ["x"])),
+        (Metering(("x", "y"), "both", "limits"), ("both", ["x", "y"])),
+        (Metering(("y",), "other", "limits"), ("other", ["y"])),
+    ],
+)
+def test_a_throttled_task_moves_to_another_lane_by_limits_that_its_own_knows_nothing_of(
+    known: Metering | None, expected: tuple[str, list[str]]
+) -> None:
+    """Such as one of a fair queue, held before a worker announced a limit; one that lost limits stays."""
+    made = decision(replace(parked("throttled", NOW + 60, work=LANED), metered=known))
+    assert isinstance(made, Scheduled)
+    assert (made.lane, made.limits) == expected
+    fair = msgspec.structs.replace(LANED, limits=[])
+    made = decision(replace(parked("throttled", NOW + 60, work=fair), metered=Metering(("y",), "other", "limits")))
+    assert isinstance(made, Scheduled)
+    assert (made.lane, made.limits) == ("other", ["y"])
 
 
 # --- redelivered ------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from millstream.policy import admit, claim, control, decide
+from millstream.policy import admit, claim, control, decide, release, ticks
 from tests.policy.model.explore import Report, Scenario, TooManyStates, explore
 from tests.policy.model.mutants import mutant
 from tests.policy.model.rules import Policy
@@ -42,6 +42,40 @@ SUBMITTED_TWICE = Scenario(
 CANCELLED_BETWEEN = replace(SUBMITTED_TWICE, dispatchers=1, cancels=True)
 """The canceller meets either generation."""
 
+# What is held: one dispatcher and one worker where more of them add nothing to what the plain scenarios show, for every
+# entry that waits for a releaser multiplies the states.
+
+HELD = Scenario(outcomes=("completed",), faults=FAULTS, metered=True, workers=1, releasers=2, purge_all=not WIDE)
+"""Two releasers, one of which does not know yet that it was replaced."""
+
+_ONE_EACH = replace(HELD, dispatchers=1, releasers=1)
+
+HELD_HANDED_BACK = replace(_ONE_EACH, outcomes=("completed", "interrupted"))
+"""What a stopping worker hands back is held again at once."""
+
+HELD_RETRIES = replace(_ONE_EACH, outcomes=("completed", "error"), cancels=False)
+"""A retry is held again when it is due."""
+
+HELD_PARKED = replace(_ONE_EACH, outcomes=("completed", "parked"), cancels=WIDE)
+"""And so is a throttled task."""
+
+HELD_WHEN_DUE = replace(HELD, delay_s=5.0, releasers=1)
+"""Two dispatchers and the timer of a delayed task."""
+
+HELD_TO_DEADLINE = replace(_ONE_EACH, deadline=True)
+"""The deadline passes, before a releaser comes to the entry or after, by the timer or by the releaser's own look."""
+
+HELD_TOO_LONG = replace(HELD, dispatchers=1, too_long=True)
+"""A releaser ends what has waited for as long as it may."""
+
+HELD_TWICE = replace(
+    _ONE_EACH, outcomes=("completed", "fatal"), submits=2, unique="in_flight", cancels=False, purge_all=False
+)
+"""Two generations in one lane."""
+
+HELD_TWICE_TOO_LONG = replace(HELD_TWICE, too_long=True, outcomes=("completed",))
+"""The second begins while the dead letter of the first, which had waited for too long, is not there yet."""
+
 SCENARIOS = {
     "retries": RETRIES,
     "handed back": HANDED_BACK,
@@ -49,6 +83,15 @@ SCENARIOS = {
     "delayed": DELAYED,
     "submitted twice": SUBMITTED_TWICE,
     "cancelled between generations": CANCELLED_BETWEEN,
+    "held": HELD,
+    "held, handed back": HELD_HANDED_BACK,
+    "held, retries": HELD_RETRIES,
+    "held, parked": HELD_PARKED,
+    "held when due": HELD_WHEN_DUE,
+    "held to the deadline": HELD_TO_DEADLINE,
+    "held too long": HELD_TOO_LONG,
+    "held twice": HELD_TWICE,
+    "held twice, too long": HELD_TWICE_TOO_LONG,
 }
 
 
@@ -84,10 +127,13 @@ def _claims(old: str, new: str) -> Policy:
 
 
 STARTS, STUCK_WORK, STUCK_TASK = "more starts", "a message is left in work", "an accepted task has no outcome"
+UNRELEASED = "that no releaser has let go"
 NO_LETTER, TWICE, LIE = "a failed task has no dead letter", "acted twice", "a worker was told"
 
 _RETRIES = replace(RETRIES, faults=1, purge_all=True)
 _HANDED_BACK = replace(HANDED_BACK, faults=1, purge_all=True)
+_HELD, _HELD_BACK = replace(HELD, faults=1), replace(HELD_HANDED_BACK, faults=1)
+_DUE, _DEADLINE = replace(HELD_WHEN_DUE, faults=1), replace(HELD_TO_DEADLINE, faults=0)
 _TWICE, _BETWEEN = replace(SUBMITTED_TWICE, faults=1), replace(CANCELLED_BETWEEN, faults=1)
 
 MUTANTS: dict[str, tuple[Scenario, Policy, str]] = {
@@ -141,7 +187,11 @@ MUTANTS: dict[str, tuple[Scenario, Policy, str]] = {
     ),
     "a dead letter is forgotten once a new generation has begun": (
         _TWICE,
-        Policy(decided=mutant(decide, "return _owed(seen, past)", "return Done()").decided),
+        Policy(
+            decided=mutant(
+                decide, "return owed(Cause(stream=seen.stream, seq=seen.seq), past)", "return Done()"
+            ).decided
+        ),
         NO_LETTER,
     ),
     "a cancel comes too late and is appended": (
@@ -155,6 +205,52 @@ MUTANTS: dict[str, tuple[Scenario, Policy, str]] = {
             cancel=mutant(control, "return any(event.card.cause == cause for event in past)", "return False").cancel
         ),
         TWICE,
+    ),
+    "a submit whose task is held is acked without its entry": (
+        _HELD,
+        Policy(
+            standing=mutant(admit, "isinstance(last, Queued | Held | Scheduled)", "isinstance(last, Queued)").standing
+        ),
+        STUCK_TASK,
+    ),
+    "interrupted work goes past the releaser": (
+        _HELD_BACK,
+        Policy(
+            decide=mutant(
+                decide, "return held(card, item.lane, item.limits, again=True) if item.lane else", "return"
+            ).decide
+        ),
+        UNRELEASED,
+    ),
+    "a tick whose event stands is acked without its entry": (
+        _DUE,
+        Policy(hold=mutant(ticks, "return GoOn(last, last_seq)", "return Done()").hold),
+        STUCK_TASK,
+    ),
+    "a tick gives up where its event was not stored": (
+        _DUE,
+        Policy(hold=mutant(ticks, "        return first_hold(item, cause)", "        return Done()").hold),
+        STUCK_TASK,
+    ),
+    "a deadline ends a task that was released": (
+        _DEADLINE,
+        Policy(expire=mutant(ticks, "not isinstance(last, Held) or last_seq != deadline.fence", "last is None").expire),
+        "a deadline ends a task that is not held",
+    ),
+    "a releaser removes an entry whose event stands, and publishes nothing": (
+        _HELD,
+        Policy(entry=mutant(release, "return GoOn(last, last_seq)", "return Remove()").standing),
+        STUCK_TASK,
+    ),
+    "a releaser removes an entry whose event was not stored": (
+        _HELD,
+        Policy(entry=mutant(release, "return Append(wanted, last_seq)", "return Remove()").standing),
+        STUCK_TASK,
+    ),
+    "a releaser forgets a dead letter once a new generation has begun": (
+        replace(HELD_TWICE_TOO_LONG, faults=1),
+        Policy(entry=mutant(release, "owed = decide.owed(entry.cause, past)", "owed = decide.Done()").standing),
+        NO_LETTER,
     ),
 }
 
@@ -170,4 +266,10 @@ def test_the_model_notices_a_changed_rule(name: str) -> None:
 def test_a_purge_without_bound_takes_the_work_of_the_next_generation() -> None:
     """Why a cancel notes the end of WORK before it reads the last event, and purges no further."""
     report = _explored(replace(CANCELLED_BETWEEN, faults=0, purge_all=True))
+    assert any(STUCK_TASK in violation for violation in report.violations), str(report)
+
+
+def test_a_releaser_that_removes_an_entry_first_loses_the_task() -> None:
+    """Why the order is event, publish, remove: a crash between any two of them leaves something to go on with."""
+    report = _explored(replace(HELD, faults=1, remove_first=True, stop_at_first=STUCK_TASK))
     assert any(STUCK_TASK in violation for violation in report.violations), str(report)

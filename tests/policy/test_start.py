@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millstream.policy.limits import Price
 from millstream.policy.room import FULL, ROOM_AGAIN, may_take_in
-from millstream.policy.start import refusal, time_limit_s
-from millstream_schemas.envelope import Budget
+from millstream.policy.start import estimate_of, refusal, time_limit_s
+from millstream_schemas.envelope import Budget, UsageEstimate
 from millstream_schemas.events import Usage, WorkItem
 from tests.support.samples import CARD, ENVELOPE
 
@@ -46,6 +47,32 @@ def _item(usage: Usage | None = None, deadline: float | None = None, **budget: A
 def test_a_task_starts_within_its_deadline_and_budget_alone(item: WorkItem, reason: str | None) -> None:
     """A deadline is over at its instant; a budget may be used up to the last of it; the deadline is told first."""
     refused = refusal(item, NOW)
+    assert (refused.reason if refused else None) == reason
+
+
+@pytest.mark.parametrize(
+    ("estimate", "budget", "reason"),
+    [
+        ({"cost_usd": 0.4}, {"max_cost_usd": 0.5}, None),
+        ({"cost_usd": 0.41}, {"max_cost_usd": 0.5}, "budget_exhausted"),
+        ({"tokens_in": 30, "tokens_out": 20}, {"max_tokens": 100}, None),
+        ({"tokens_in": 31, "tokens_out": 20}, {"max_tokens": 100}, "budget_exhausted"),
+        ({"tokens_in": 200_000}, {"max_cost_usd": 0.5}, None),
+        ({"tokens_in": 200_001}, {"max_cost_usd": 0.5}, "budget_exhausted"),
+        ({"tokens_out": 50_001}, {"max_cost_usd": 0.5}, "budget_exhausted"),
+        ({"tokens_in": 10**9, "cost_usd": 0.1}, {"max_cost_usd": 0.5}, None),
+        (None, {"max_cost_usd": 0.5, "max_tokens": 100}, None),
+    ],
+)
+def test_one_more_attempt_must_fit_into_the_budget_as_estimated(
+    estimate: dict[str, Any] | None, budget: dict[str, Any], reason: str | None
+) -> None:
+    """On top of what was used; where only tokens are estimated, their price counts; a cost that is given stands above it."""
+    item = _item(Usage(tokens_in=50, cost_usd=0.1), **budget)
+    given = None if estimate is None else UsageEstimate(**estimate)
+    item = msgspec.structs.replace(item, envelope=msgspec.structs.replace(item.envelope, usage_estimate=given))
+    model = (item.envelope.pins or {})["model"]
+    refused = refusal(item, NOW, estimate_of(item, {model: Price(tokens_in=2.0, tokens_out=8.0)}))
     assert (refused.reason if refused else None) == reason
 
 

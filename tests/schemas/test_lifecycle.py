@@ -46,7 +46,7 @@ def test_an_event_leads_to_the_same_state_from_everywhere() -> None:
 @pytest.mark.parametrize("state", sorted(TERMINAL))
 def test_after_an_end_only_a_new_generation_begins(state: State) -> None:
     """At most one outcome: no outcome, start or decision follows another."""
-    assert set(TRANSITIONS[state]) == {"queued", "scheduled", "expired"}
+    assert set(TRANSITIONS[state]) == {"queued", "held", "scheduled", "expired"}
     with pytest.raises(IllegalTransition) as caught:
         next_state(state, "completed")
     assert (caught.value.state, caught.value.event) == (state, "completed")

@@ -42,6 +42,11 @@ async def echo(ctx: Context, payload: Any) -> Any:
     return payload
 
 
+@app.task("quiet", queue="agent-run")
+async def quiet() -> None:
+    """Leave no trace: for floods that are judged by the stream alone."""
+
+
 @app.task("agent.run", queue="agent-run")
 async def agent_run(ctx: Context, payload: Any) -> dict[str, Any]:
     effect(ctx, "start")
@@ -84,6 +89,43 @@ async def limited_throttled(ctx: Context, payload: dict[str, float]) -> None:
     raise Throttled(payload["after"])
 
 
+@app.task("limited.once", queue="agent-run", limits=["llm"])
+async def limited_once(ctx: Context, payload: dict[str, float]) -> int:
+    """Refused in its first execution, by an exception as client libraries raise it."""
+    effect(ctx, "start")
+    if ctx.item.card.throttles == 0:
+        raise Refused(payload["after"])
+    return ctx.attempt
+
+
+@app.task("limited.sleep", queue="agent-run", limits=["llm"])
+async def limited_sleep(ctx: Context, payload: dict[str, float]) -> str:
+    effect(ctx, "start")
+    await asyncio.sleep(payload["seconds"])
+    effect(ctx, "end")
+    return "slept"
+
+
+@app.task("limited.calls", queue="agent-run")
+async def limited_calls(ctx: Context, payload: dict[str, int]) -> int:
+    """Calls under a limit, one after the other, each reporting a token."""
+    effect(ctx, "start")
+    for _ in range(payload["calls"]):
+        async with ctx.limit("llm", tokens_in=1) as grant:
+            grant.usage(tokens_in=1)
+    return payload["calls"]
+
+
+@app.task("limited.calls.sync", queue="agent-run")
+def limited_calls_sync(ctx: Context, payload: dict[str, int]) -> int:
+    """The same from a thread."""
+    effect(ctx, "start")
+    for _ in range(payload["calls"]):
+        with ctx.limit("llm", tokens_in=1) as grant:
+            grant.usage(tokens_in=1)
+    return payload["calls"]
+
+
 @app.task("timed", queue="agent-run", timeout="300ms")
 async def timed(ctx: Context) -> None:
     effect(ctx, "start")
@@ -108,6 +150,21 @@ class ServerFault(Exception):
     """As above, for a fault of the service."""
 
     status_code = 500
+
+
+class Refused(Exception):
+    """A 429 whose answer says how long to wait."""
+
+    def __init__(self, after_s: float) -> None:
+        super().__init__("too many requests")
+        self.response = Answer(429, {"retry-after": str(after_s)})
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What an HTTP library hands on of an answer."""
+
+    status_code: int
+    headers: dict[str, str]
 
 
 @app.task("http", queue="agent-run")

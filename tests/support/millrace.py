@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 from millstream.client import Client
 from millstream.clock import SystemClock, SystemIds
 from millstream.dispatcher.admission import Admitter
-from millstream.dispatcher.context import Bells, Context, Served
+from millstream.dispatcher.context import Bells, Context, Fixed, Kinds, Served
 from millstream.dispatcher.decisions import Decider
+from millstream.dispatcher.ticks import Ticker
 from millstream.journal import Journal
 from millstream.memory import MemoryServer
 from millstream.settings import Settings, build
 from millstream.telemetry.events import Recorder
 from millstream.worker import Worker
+from millstream_schemas.codec import decode_work_item
 from millstream_schemas.topology import topology
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
     from millstream.app import App
     from millstream.ports import Broker, Delivery
-    from millstream_schemas.events import Event
+    from millstream_schemas.events import Event, WorkItem
     from millstream_schemas.names import Names
 
 
@@ -50,6 +52,15 @@ class Mill:
         """Let the dispatcher decide on what asks for a decision."""
         await Decider(self.dispatcher).handle(await self._lent(self.names.events_stream, self.names.decisions_consumer))
 
+    async def tick(self) -> None:
+        """Let the dispatcher act on the timers that fired."""
+        await Ticker(self.dispatcher).handle(await self._lent(self.names.work_stream, self.names.ticks_consumer))
+
+    async def held(self) -> list[tuple[str, WorkItem]]:
+        """The entries of HELD with their lanes, oldest first."""
+        records = await self.broker.history(self.names.held_stream, self.names.held_filter)
+        return [(self.names.parse_held(record.subject).lane, decode_work_item(record.body)) for record in records]
+
     async def kinds(self, key: str, tenant: str = "default") -> list[str]:
         """The life of a task so far."""
         return [str(event.__struct_config__.tag) for event in await self.life(key, tenant)]
@@ -76,16 +87,18 @@ async def millrace(**settings: Any) -> Mill:
     broker = MemoryServer(clock).connect()
     await broker.declare(topology(names, chosen.lifetimes))
     journal = Journal(broker, names, chosen.lifetimes.event_ttl_s)
+    served = Served()
     context = Context(
         broker=broker,
         control=broker,
         journal=journal,
         names=names,
-        settings=chosen,
+        configured=Fixed(chosen),
         clock=clock,
         ids=SystemIds(),
         telemetry=Recorder("dispatcher"),
         bells=NoBells(broker, names, clock),
-        served=Served(),
+        served=served,
+        known_kinds=Kinds(served),
     )
     return Mill(broker, chosen, names, journal, context, Client(broker, names))

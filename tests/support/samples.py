@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from millstream_schemas import commands, events, permits
+from millstream_schemas import commands, events, infos, limit_states, permits
 from millstream_schemas.codec import encode
 from millstream_schemas.envelope import (
     Approval,
@@ -31,6 +31,7 @@ CURRENT = FOLDER / "v1"
 
 KEY = derive_key("key", "acme", "note:42:summary")
 ALIAS_KEY = derive_key("id", "acme", "task-42")
+LANE = derive_key("lane", "acme", "llm\ntenant/acme")
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 SPAN_ID = "00f067aa0ba902b7"
 ACCEPTED_AT = 1778320800.25  # 2026-05-09T10:00:00.250Z
@@ -166,11 +167,17 @@ ITEM = events.WorkItem(
     ],
     usage=USAGE,
     due_at=ACCEPTED_AT + 30,
+    limits=["llm", "tenant/acme"],
+    lane=LANE,
 )
 
 EVENTS = (
     events.Queued(card=CARD, task=TASK),
-    events.Scheduled(card=CARD, due_at=ACCEPTED_AT + 30, task=TASK, why="delayed"),
+    events.Held(card=CARD, reason="limits", lane=LANE, limits=["llm", "tenant/acme"], task=TASK, again=True, cost=2.5),
+    events.Released(card=CARD),
+    events.Scheduled(
+        card=CARD, due_at=ACCEPTED_AT + 30, task=TASK, why="delayed", limits=["llm", "tenant/acme"], lane=LANE
+    ),
     events.Retrying(card=CARD, due_at=ACCEPTED_AT + 30),
     events.Started(card=CARD, worker_id="worker-a"),
     events.Completed(card=CARD, result=msgspec.Raw(b'{"summary":"Moon, then tide."}'), usage=USAGE),
@@ -183,11 +190,12 @@ EVENTS = (
     events.Alias(card=msgspec.structs.replace(CARD, key=ALIAS_KEY), points_to=KEY),
 )
 INFOS = (
-    events.Progress(key=KEY, fraction=0.4, message="2 of 5 pages", attempt=3),
-    events.Duplicate(key=KEY, inbox_seq=1002),
-    events.Conflict(key=KEY, inbox_seq=1003, detail="another payload"),
-    events.StaleOutcome(key=KEY, execution_id="x7k2m3", outcome="completed"),
-    events.UnknownFields(key=KEY, names=["colour"], clamped=["budget.max_attempts"]),
+    infos.Progress(key=KEY, fraction=0.4, message="2 of 5 pages", attempt=3),
+    infos.Duplicate(key=KEY, inbox_seq=1002),
+    infos.Conflict(key=KEY, inbox_seq=1003, detail="another payload"),
+    infos.StaleOutcome(key=KEY, execution_id="x7k2m3", outcome="completed"),
+    infos.UnknownFields(key=KEY, names=["colour"], clamped=["budget.max_attempts"]),
+    infos.BudgetWarning(key=KEY, budget="tenant/acme", period="2026-05-09", spent=40.25, hard=50.0),
 )
 COMMANDS = (
     commands.Cancel(tenant_id="acme", task_id="task-42", key=KEY, by="operator", note="sent twice"),
@@ -254,40 +262,120 @@ UNREADABLE = events.DeadLetter(
     raw_base64="W10=",
     raw_bytes=2,
 )
+OBSERVED = permits.Observed(dimension="requests", limit=60, remaining=3, reset_s=42.0)
 PERMIT_REQUESTS = (
     permits.Acquire(
-        id="x7k2m4", worker="worker-a", keys=("llm", "tenant:acme"), requests=1, tokens=1500, wait_ms=5000, task=KEY
+        id="x7k2m4",
+        worker="worker-a",
+        keys=("llm", "tenant/acme"),
+        n=2,
+        requests=2,
+        tokens_in=1200,
+        tokens_out=300,
+        cost_usd=0.01,
+        model="small-1",
+        wait_ms=5000,
+        task=KEY,
+        retry=True,
+        epoch=3,
     ),
-    permits.Settle(permit="p-1", outcome="throttled", requests=1, tokens=1444, retry_after_s=12.0, keys=("llm",)),
-    permits.Return(permits=("p-2", "p-3")),
-    permits.Renew(worker="worker-a", permits=(permits.HeldPermit(permit="p-1", keys=("llm",)),)),
+    permits.Settle(
+        permit="3-1",
+        outcome="throttled",
+        requests=1,
+        tokens_in=1180,
+        tokens_out=264,
+        cost_usd=0.0081,
+        model="small-1",
+        retry_after_s=12.0,
+        observed=(OBSERVED,),
+        keys=("llm",),
+        reported=True,
+    ),
+    permits.Report(keys=("llm",), outcome="throttled", retry_after_s=12.0, observed=(OBSERVED,), started_ms_ago=850),
+    permits.Return(permits=("3-2", "3-3")),
+    permits.Renew(
+        worker="worker-a", permits=(permits.HeldPermit(permit="3-1", keys=("llm",), cost_usd=0.01),), epoch=3
+    ),
     permits.Cancel(id="x7k2m4"),
-    permits.Limits(),
+    permits.Limits(key="llm"),
+    permits.Gates(pools=(permits.Pool(keys=("llm", "tenant/acme"), tokens_in=1200, tokens_out=300),)),
+    permits.Operate(key="llm", operation="open", by="operator"),
 )
 PERMIT_REPLIES = (
-    permits.Granted(permit="p-1", start_in_ms=120, use_by_ms=2000, lease_ms=15000, epoch=3, held_ms=40),
-    permits.Wait(retry_after_ms=4000, limiting_key="llm", reason="requests"),
-    permits.Denied(reason="unknown_limit", key="lmm"),
-    permits.Settled(ended=1),
-    permits.Renewed(lost=("p-9",), epoch=3),
-    permits.LimitsListing(
+    permits.Granted(
+        leases=(permits.Lease("3-1", 120), permits.Lease("3-2", 140)),
+        use_by_ms=300,
+        lease_ms=30_000,
+        epoch=3,
+        held_ms=40,
+    ),
+    permits.Wait(retry_after_ms=4000, limiting_key="llm", reason="requests", epoch=3),
+    permits.Denied(
+        reason="budget_exhausted",
+        epoch=3,
+        key="tenant/acme",
+        until_s=3600.0,
+        detail="50.00 of 50.00 USD spent in 2026-05-09",
+    ),
+    permits.Settled(ended=1, epoch=3),
+    permits.Renewed(lost=("2-9",), epoch=3),
+    permits.GatesListing(
         items=(
-            permits.LimitState(
-                key="llm",
-                requests_per_minute=60,
-                tokens_per_minute=90_000,
-                concurrency=4,
-                in_use=2,
-                waiting=7,
-                effective_per_minute=30.0,
-                paused_until_s=None,
-                granted_total=1234,
-                throttled_total=5,
+            permits.Gate(
+                keys=("llm", "tenant/acme"),
+                open=False,
+                reason="paused",
+                limiting_key="llm",
+                wait_s=11.5,
+                rate_per_s=0.9,
+                places=4,
+                cost_weight=1.5,
             ),
         ),
         epoch=3,
     ),
+    permits.LimitsListing(
+        items=(
+            limit_states.LimitState(
+                key="tenant/acme",
+                dimensions=(
+                    limit_states.DimensionState(
+                        dimension="requests",
+                        configured=60.0,
+                        effective=48.0,
+                        used=31.0,
+                        window_s=60.0,
+                        estimate_error=0.0,
+                    ),
+                    limit_states.DimensionState(
+                        dimension="cost",
+                        configured=50.0,
+                        effective=50.0,
+                        used=40.25,
+                        reserved=0.5,
+                        period="2026-05-09",
+                        estimate_error=0.2,
+                    ),
+                ),
+                in_use=2,
+                waiting=7,
+                granted_total=1234,
+                throttled_total=5,
+                paused_for_s=11.5,
+                paused_why="throttled by the provider",
+                breaker="half_open",
+                shadow=True,
+                would_have_waited=12,
+                template="tenant/{tenant_id}",
+            ),
+        ),
+        epoch=3,
+        revision=7,
+        fault="Expected a rate such as `600/min` - at `limits.llm.requests`",
+    ),
 )
+SAID = permits.Said(epoch=3, began=True, keys=("llm",), closed=("llm",))
 
 
 @dataclass(frozen=True)
@@ -306,7 +394,7 @@ def _by_tag(messages: tuple[Any, ...]) -> dict[str, Any]:
 GROUPS = (
     Group("envelope", Envelope, {"full": ENVELOPE, "by-reference": BY_REFERENCE, "minimal": Envelope(task_type="a")}),
     Group("event", events.Event, _by_tag(EVENTS)),
-    Group("info", events.Info, _by_tag(INFOS)),
+    Group("info", infos.Info, _by_tag(INFOS)),
     Group("work-item", events.WorkItem, {"full": ITEM}),
     Group("dead-letter", events.DeadLetter, {"full": DEAD_LETTER, "invalid-envelope": UNREADABLE}),
     Group("command", commands.Command, _by_tag(COMMANDS)),
@@ -316,6 +404,7 @@ GROUPS = (
     Group("worker-info", commands.WorkerInfo, {"full": WORKER_INFO}),
     Group("permit-request", permits.PermitRequest, _by_tag(PERMIT_REQUESTS)),
     Group("permit-reply", permits.PermitReply, _by_tag(PERMIT_REPLIES)),
+    Group("governor-said", permits.Said, {"full": SAID}),
 )
 
 

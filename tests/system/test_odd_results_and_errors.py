@@ -10,7 +10,8 @@ import pytest
 
 from millstream.ports import Record
 from millstream_schemas.codec import decode_dead_letter, decode_event, decode_info
-from millstream_schemas.events import Completed, Progress
+from millstream_schemas.events import Completed
+from millstream_schemas.infos import Progress
 from tests.support.fleet import Fleet
 from tests.support.handlers import ODD_ERRORS, ODD_RAISES, ODD_RESULTS, ODD_SIGNALS
 from tests.support.waiting import wait_until

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from millstream.policy.metering import lane_of
 from millstream.ports import Record
 from millstream_schemas.codec import encode
 from millstream_schemas.envelope import Envelope
@@ -21,14 +22,17 @@ from millstream_schemas.events import (
     Event,
     Failed,
     Failure,
-    Info,
+    Held,
+    HeldReason,
     Queued,
+    Released,
     Retrying,
     Started,
     TaskInfo,
     Usage,
     WorkItem,
 )
+from millstream_schemas.infos import Info
 from millstream_schemas.keys import derive_key
 from millstream_schemas.names import Names
 
@@ -92,6 +96,17 @@ class Stream:
         self.started(of)
         usage = Usage(tokens_in=10, runtime_s=0.5)
         self.add(Completed(card=of, result=msgspec.Raw(msgspec.json.encode(result)), usage=usage), of)
+
+    def held(self, of: Card, *limits: str, lane: str = "", again: bool = False, cost: float = 1.0) -> None:
+        """A metered task takes its place in a lane, by default that of its tenant and limits."""
+        reason: HeldReason = "limits" if limits else "fairness"
+        place = lane or lane_of(of.tenant_id, limits)
+        task = None if again else TaskInfo(limits=list(limits))
+        held = Held(card=of, reason=reason, lane=place, limits=list(limits), task=task, again=again, cost=cost)
+        self.add(held, of)
+
+    def released(self, of: Card) -> None:
+        self.add(Released(card=of), of)
 
     def started(self, of: Card, execution: str = "x1") -> None:
         claim = msgspec.structs.replace(of, execution_id=execution)

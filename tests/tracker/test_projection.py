@@ -8,29 +8,28 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millstream.tracker.lines import LifeEvent
 from millstream.tracker.model import TaskRow
-from millstream.tracker.projection import LifeEvent, apply, apply_info
+from millstream.tracker.projection import apply, apply_info
 from millstream_schemas.events import (
     AttemptFailed,
     Cancelled,
     Completed,
-    Conflict,
-    Duplicate,
     Expired,
     Failed,
     Failure,
-    Info,
+    Held,
     Interrupted,
     Parked,
-    Progress,
     Queued,
+    Released,
     Retrying,
     Scheduled,
     Started,
     TaskInfo,
-    UnknownFields,
     Usage,
 )
+from millstream_schemas.infos import BudgetWarning, Conflict, Duplicate, Info, Progress, UnknownFields
 from millstream_schemas.lifecycle import TERMINAL, TRANSITIONS
 from tests.tracker.histories import NAMES, START, card, item
 
@@ -42,6 +41,8 @@ def event(kind: str, generation: int = 1, **more: Any) -> LifeEvent:
     of = card("t", generation=generation, **more)
     made: dict[str, LifeEvent] = {
         "queued": Queued(card=of, task=TaskInfo(title="a title")),
+        "held": Held(card=of, reason="limits", lane="a" * 26, limits=["llm", "tenant/acme"], cost=2.0),
+        "released": Released(card=of),
         "scheduled": Scheduled(card=of, due_at=START + 5, why="throttled: 429"),
         "retrying": Retrying(card=of, due_at=START + 5),
         "started": Started(card=of, worker_id="w"),
@@ -137,6 +138,20 @@ def test_a_history_whose_beginning_is_gone_still_gives_a_row() -> None:
     assert (step.verdict, step.row.state) == ("illegal", "processing")
 
 
+def test_a_held_task_knows_its_lane_and_how_long_it_was_held() -> None:
+    """Its pool stands for the limits that its producer named; what it waited in all its turns is added up."""
+    row = fold(event("held"))
+    assert (row.state, row.lane, row.limits, row.cost) == ("held", "a" * 26, ["llm", "tenant/acme"], 2.0)
+    assert (row.held_at, row.held_seq, row.held_s) == (START + 1, 1, 0.0)
+    row = fold(
+        event("held"), event("released"), event("started"), event("interrupted"), event("held"), event("released")
+    )
+    assert (row.state, row.held_at, row.held_s, row.lane) == ("queued", None, 2.0, "a" * 26)
+    assert fold(event("held"), event("expired")).held_at is None
+    begun_anew = fold(event("held"), event("cancelled"), event("queued", generation=2))
+    assert (begun_anew.lane, begun_anew.held_s) == ("", 0.0)
+
+
 def test_infos_never_move_a_task() -> None:
     """Duplicates and conflicts are counted, unknown fields and progress are kept."""
     row = fold(event("queued"), event("started"))
@@ -145,10 +160,14 @@ def test_infos_never_move_a_task() -> None:
         Duplicate(key=row.key, inbox_seq=4),
         Conflict(key=row.key, inbox_seq=5, detail="another payload"),
         UnknownFields(key=row.key, names=["colour"], clamped=["budget.max_attempts"]),
+        BudgetWarning(key=row.key, budget="tenant/acme", period="2026-05-09", spent=40.25, hard=50.0),
     ]
+    entries: list[str] = []
     for seq, info in enumerate(infos, 10):
+        entries.append(apply_info(row, info, seq, START + seq).entry.detail)
         row = apply_info(row, info, seq, START + seq).row
     assert row.state == "processing"
+    assert entries[-1] == "tenant/acme in 2026-05-09: 40.25 of 50.00 USD are spent"
     assert row.progress is not None
     assert row.progress.fraction == 0.4
     assert (row.duplicates, row.conflicts, row.unknown_fields, row.clamped) == (

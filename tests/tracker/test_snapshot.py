@@ -28,13 +28,14 @@ def test_the_sums_follow_the_tasks() -> None:
     """All that waits is queued; cancelled and expired count as failed."""
     batch: Batch | None = None
     states: dict[str, State] = {"a": "queued", "b": "scheduled", "c": "retrying", "d": "processing", "e": "cancelled"}
+    states["f"] = "held"
     for name, state in states.items():
         batch = moved(batch, None, row(name, state, 10.0), QUIET_S)
     assert batch is not None
-    assert sums(batch) == (5, 3, 1, 0, 1)
+    assert sums(batch) == (6, 4, 1, 0, 1)
     batch = moved(batch, row("a", "queued", 10.0), row("a", "processing", 11.0), QUIET_S)
     batch = moved(batch, row("a", "processing", 11.0), row("a", "completed", 12.0), QUIET_S)
-    assert sums(batch) == (5, 2, 1, 1, 1)
+    assert sums(batch) == (6, 3, 1, 1, 1)
 
 
 def test_it_begins_anew_five_seconds_after_the_last_active_task_ended() -> None:

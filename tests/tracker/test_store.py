@@ -17,8 +17,9 @@ from millstream.tracker.queries import Filter, Reader
 from millstream.tracker.statements import ROWS_AT_ONCE
 from millstream.tracker.store import Store
 from millstream.tracker.view import View
-from millstream_schemas.events import Duplicate, Progress, Queued, TaskInfo
-from tests.tracker.histories import NAMES, START, Stream, card
+from millstream_schemas.events import Interrupted, Queued, TaskInfo
+from millstream_schemas.infos import Duplicate, Progress
+from tests.tracker.histories import NAMES, START, Stream, card, item
 
 
 @contextmanager
@@ -52,6 +53,11 @@ def history() -> list[Record]:
         )
     stream.failed(card("bad", inbox_seq=50), attempts=3, run_id="run-1")
     stream.add(Queued(card=card("waits", inbox_seq=51)), card("waits"))
+    stream.held(card("held", inbox_seq=53), "llm")
+    for name, seq in (("released", 54), ("gone", 55)):
+        stream.held(card(name, inbox_seq=seq), "llm")
+        stream.released(card(name, inbox_seq=seq))
+    stream.started(card("gone", inbox_seq=55))
     stream.alias(card("waits"), "other-name")
     stream.add(Duplicate(key=card("waits").key, inbox_seq=52), card("waits"))
     return stream.records
@@ -235,18 +241,19 @@ async def test_filters_agree_with_a_plain_scan(tmp_path: Path) -> None:
     reader = Reader(tmp_path / "db")
     try:
         for wanted, count in (
-            (Filter(), 22),
+            (Filter(), 25),
             (Filter(states=("failed",)), 1),
-            (Filter(states=("failed", "queued")), 2),
+            (Filter(states=("failed", "queued")), 3),
+            (Filter(states=("held",)), 1),
             (Filter(queue="notes", tenant="default", states=("completed",)), 20),
             (Filter(queue="nothing"), 0),
             (Filter(tag="a"), 20),
             (Filter(tag="t7"), 1),
             (Filter(run_id="run-1"), 1),
-            (Filter(task_type="notes.summarize"), 22),
+            (Filter(task_type="notes.summarize"), 25),
             (Filter(text="note 1"), 11),
             (Filter(text="%"), 0),
-            (Filter(since=START + 0.3), 12),
+            (Filter(since=START + 0.3), 15),
             (Filter(until=START + 0.3), 10),
         ):
             assert len((await reader.page(wanted, 100)).items) == count, wanted
@@ -255,6 +262,41 @@ async def test_filters_agree_with_a_plain_scan(tmp_path: Path) -> None:
     finally:
         reader.close()
         store.close()
+
+
+async def test_a_held_task_has_its_place_in_its_lane(tmp_path: Path) -> None:
+    """What ran before goes first, the rest in the order in which it was held; other classes and tenants have other lanes."""
+    stream = Stream()
+    for number in range(4):
+        stream.held(card(f"t{number}"), "llm")
+    stream.held(card("high", priority="high"), "llm")
+    stream.held(card("other", tenant_id="acme"), "llm")
+    stream.held(card("elsewhere"), "search")
+    stream.held(card("fair"))
+    for name in ("t2", "t3"):
+        stream.released(card(name))
+    stream.started(card("t2"))
+    stream.add(Interrupted(card=card("t2"), item=item(card("t2"))), card("t2"))
+    stream.held(card("t2"), "llm", again=True)
+    with folder(tmp_path / "db") as folding:
+        reader = Reader(tmp_path / "db")
+        try:
+            folding.fold(stream.records)
+
+            async def place(name: str, tenant: str = "default") -> tuple[int, int, int, int]:
+                row = await reader.find(name, tenant)
+                assert row is not None
+                found = await reader.place(row)
+                return found.place, found.of, found.lanes, found.waiting
+
+            assert [await place(name) for name in ("t2", "t0", "t1")] == [(n, 3, 3, 5) for n in (1, 2, 3)]
+            assert await place("high") == await place("other", "acme") == (1, 1, 3, 5)
+            assert await place("elsewhere") == await place("fair") == (1, 1, 1, 1)
+            stream.released(card("t0"))
+            folding.fold(stream.records[-1:])
+            assert await place("t1") == (2, 2, 3, 4)
+        finally:
+            reader.close()
 
 
 def test_the_sweep_forgets_old_tasks_whole_and_keeps_those_that_wait(tmp_path: Path) -> None:
@@ -268,10 +310,10 @@ def test_the_sweep_forgets_old_tasks_whole_and_keeps_those_that_wait(tmp_path: P
     connection = sqlite3.connect(path)
     counts = {
         name: connection.execute(f"SELECT COUNT(*) FROM {name}").fetchone()[0]
-        for name in ("task", "timeline", "result", "tag", "submit", "alias")
+        for name in ("task", "timeline", "result", "tag", "submit", "alias", "held")
     }
     connection.close()
-    assert counts == {"task": 1, "timeline": 2, "result": 0, "tag": 0, "submit": 2, "alias": 1}
+    assert counts == {"task": 4, "timeline": 8, "result": 0, "tag": 0, "submit": 5, "alias": 1, "held": 1}
 
 
 async def test_a_query_that_takes_too_long_is_stopped(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def dispatcher(ctx: click.Context, nats_url: str | None) -> None:
 @nats_url
 @click.pass_context
 def governor(ctx: click.Context, nats_url: str | None) -> None:
-    """Run the rate-governor. A second one refuses to start."""
+    """Run a rate-governor. One leads; any others stand by, and one of them takes over when it ends."""
     settings = settings_of(ctx, **{"nats.url": nats_url})
     sys.exit(supervisor.run_process(settings, [supervisor.governor()]))
 

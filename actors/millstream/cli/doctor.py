@@ -8,16 +8,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
 from millstream import settings as configuration
 from millstream.cli.api import Tracker
+from millstream.cli.checks import Check
+from millstream.cli.doctor_limits import Seen, examine_limits
 from millstream.cli.output import inert, size, span
-from millstream.errors import MillstreamError, NoAnswer
+from millstream.configuration import overlaid
+from millstream.errors import MillstreamError, NoAnswer, SettingsError
 from millstream.ports import Broker, StreamInfo
 from millstream.settings import Settings
 from millstream_schemas.codec import encode
@@ -25,8 +27,6 @@ from millstream_schemas.commands import WorkerInfo
 from millstream_schemas.envelope import MAX_ENVELOPE_BYTES
 from millstream_schemas.permits import Limits, LimitsListing, PermitReply
 from millstream_schemas.topology import WORKER_ENTRY_TTL_S, topology
-
-Status = Literal["ok", "warn", "fail"]
 
 CARD_BYTES: Final = 64 * 1024
 """What an event or a dead letter may hold beside the envelope: its state card, texts and headers."""
@@ -36,16 +36,6 @@ SKEW_S: Final = 2.0
 UNTAKEN_S: Final = 10.0
 FULL, TIGHT = 0.9, 0.6
 """Parts of the store: from the second on, the dispatcher takes no new tasks."""
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One line of the report; `todo` says what to do about what is not ok."""
-
-    name: str
-    status: Status
-    detail: str
-    todo: str = ""
 
 
 Step = Callable[[], Awaitable[Sequence[Check]]]
@@ -176,27 +166,35 @@ class _Examination:
         return [Check("workers", "ok", detail)]
 
     async def _governor(self) -> list[Check]:
-        asked = sorted({key for worker in self._workers for info in worker.handlers for key in info.limits})
-        configured = set(self._settings.limits)
+        names = self._names
+        revision, settings, found = 0, self._settings, list[Check]()
+        stored = await self._broker.kv_get(names.config_bucket, names.config_key)
+        if stored is not None:
+            revision = stored.revision
+            try:
+                settings = overlaid(settings, stored.value)
+            except SettingsError as error:
+                todo = "store a good one: `millstream config apply FILE`"
+                found.append(Check("settings", "fail", f"the stored configuration is wrong: {inert(error, 500)}", todo))
+        leader = await self._broker.kv_get(names.leaders_bucket, names.governor_lock)
+        held = await self._broker.subjects(names.held_stream, names.held_filter)
+        seen = Seen(
+            settings=settings,
+            workers=self._workers,
+            listing=await self._listing(),
+            revision=revision,
+            leader="" if leader is None else leader.value.decode(errors="replace").rpartition(" ")[0],
+            waiting_queues=frozenset(names.parse_held(subject).queue for subject in held),
+        )
+        return [*found, *examine_limits(seen)]
+
+    async def _listing(self) -> LimitsListing | None:
         try:
             body = await self._broker.request(self._names.governor("limits"), encode(Limits()), GOVERNOR_S)
             reply = msgspec.json.decode(body, type=PermitReply)
         except (NoAnswer, msgspec.MsgspecError):
-            needed = bool(asked or configured)
-            said = "no governor answers" + ("" if needed else "; no limit needs one")
-            return [Check("governor", "fail" if needed else "warn", said, "start one: `millstream governor`")]
-        known = {state.key for state in reply.items} if isinstance(reply, LimitsListing) else set[str]()
-        unknown = [key for key in asked if key not in known]
-        if unknown:
-            todo = "add them under `[limits.NAME]` in millstream.toml and restart the governor"
-            return [
-                Check("governor", "fail", f"handlers ask for unknown limits: {inert(', '.join(unknown), 300)}", todo)
-            ]
-        stale = sorted(configured - known)
-        if stale:
-            detail = f"it does not know {inert(', '.join(stale), 300)}"
-            return [Check("governor", "warn", detail, "restart it with this configuration")]
-        return [Check("governor", "ok", f"it answers, {len(known)} limits")]
+            return None
+        return reply if isinstance(reply, LimitsListing) else None
 
     async def _clocks(self) -> list[Check]:
         """Only what proves skew counts: a time stamp that lies ahead, or a heartbeat older than the registry keeps."""
@@ -243,8 +241,5 @@ def examine_tracker(tracker: Tracker) -> list[Check]:
 def examine_settings(settings: Settings) -> list[Check]:
     """What is allowed but probably not meant."""
     found = list(configuration.warnings(settings))
-    for key, limit in settings.limits.items():
-        if limit.requests_per_minute is None and limit.tokens_per_minute is None and limit.concurrency is None:
-            found.append(f"limit `{inert(key, 64)}` limits nothing")
     todo = "change millstream.toml, then `millstream check`"
     return [Check("settings", "warn", text, todo) for text in found] or [Check("settings", "ok", "nothing to remark")]

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from millstream._version import __version__
-from millstream.cli import actors, demo, dlq, system, tasks
+from millstream.cli import actors, config, demo, dlq, limits, system, tasks
 from millstream.errors import CallerError, MillstreamError
 from millstream.telemetry.events import log_to_stderr
 
@@ -25,7 +25,9 @@ class Group(click.Group):
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="millstream")
-@click.option("--config", type=click.Path(path_type=Path), help="Configuration file; default ./millstream.toml.")
+@click.option(
+    "--config", "config_file", type=click.Path(path_type=Path), help="Configuration file; default ./millstream.toml."
+)
 @click.option(
     "--log-level",
     default=lambda: os.environ.get("MILLSTREAM_LOG_LEVEL", "INFO"),
@@ -33,12 +35,12 @@ class Group(click.Group):
     help="What to log to standard error.",
 )
 @click.pass_context
-def main(ctx: click.Context, config: Path | None, log_level: str) -> None:
+def main(ctx: click.Context, config_file: Path | None, log_level: str) -> None:
     """Millstream: a task system for slow, costly and flaky work, over NATS JetStream."""
     log_to_stderr(log_level)
-    ctx.obj = config
+    ctx.obj = config_file
 
 
-for module in (actors, demo, tasks, dlq, system):
+for module in (actors, demo, tasks, dlq, limits, config, system):
     for command in module.COMMANDS:
         main.add_command(command)

@@ -1,13 +1,11 @@
-"""Commands on the installation: queues, limits, doctor, check, schema, version."""
+"""Commands on the installation: queues, doctor, check, schema, version."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import platform
-import re
 import tomllib
-from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, cast
@@ -18,13 +16,14 @@ from millstream import settings as configuration
 from millstream._version import __version__
 from millstream.cli import output as out
 from millstream.cli.api import http_url, open_tracker, settings_of, tenant_option
-from millstream.cli.output import Json, as_json, inert
+from millstream.cli.checks import Check
+from millstream.cli.doctor_limits import remarks
+from millstream.cli.output import as_json, inert
+from millstream.cli.problems import all_problems
 from millstream.cli.watch import ALL_STATES
 from millstream.errors import MillstreamError, SettingsError
-from millstream.settings import Settings
 
 DEFAULT_FILE: Final = "millstream.toml"
-Layer = dict[str, Any]
 
 
 @click.command()
@@ -48,50 +47,13 @@ def queues(ctx: click.Context, tenant: str | None, http_url: str | None, as_json
 
 
 @click.command()
-@http_url
-@as_json
-@click.pass_context
-def limits(ctx: click.Context, http_url: str | None, as_json: bool) -> None:
-    """Show every limit: what it allows, what is in use, who waits."""
-    with open_tracker(ctx, http_url) as tracker:
-        listing = tracker.get("/v1/limits")
-    if as_json:
-        out.print_json(listing)
-        return
-    columns = (
-        "limit",
-        "requests/min",
-        "tokens/min",
-        "concurrency",
-        "in use",
-        "waiting",
-        "paused",
-        "granted",
-        "throttled",
-    )
-    out.print_table(columns, [_limit_row(each) for each in listing["items"]], empty="no limits")
-
-
-def _limit_row(limit: Json) -> tuple[object, ...]:
-    paused = limit.get("paused_until_s")
-    names = ("key", "requests_per_minute", "tokens_per_minute", "concurrency", "in_use", "waiting")
-    shown = tuple(limit.get(name) for name in names)
-    return (
-        *shown,
-        "" if paused is None else out.span(paused),
-        limit.get("granted_total"),
-        limit.get("throttled_total"),
-    )
-
-
-@click.command()
 @click.option("--nats-url", help="Server to look at; default MILLSTREAM_NATS_URL or nats://127.0.0.1:4222.")
 @http_url
 @as_json
 @click.pass_context
 def doctor(ctx: click.Context, nats_url: str | None, http_url: str | None, as_json: bool) -> None:
     """Look at everything and say what to do about it; exit 1 where something fails."""
-    from millstream.cli.doctor import Check, examine, examine_settings, examine_tracker
+    from millstream.cli.doctor import examine, examine_settings, examine_tracker
 
     settings = settings_of(ctx, **{"nats.url": nats_url})
     checks: list[Check] = [*examine_settings(settings), *asyncio.run(examine(settings))]
@@ -122,68 +84,30 @@ def check(ctx: click.Context, file: Path | None, as_json: bool) -> None:
     """Check a configuration file, ./millstream.toml by default, and print every problem; nothing is started."""
     path = file or cast("Path | None", ctx.obj) or Path(DEFAULT_FILE)
     wrong: SettingsError | None = None
-    remarks: list[str] = []
+    found: list[str] = []
     try:
-        remarks = configuration.warnings(configuration.load(path, {}))
+        settings = configuration.load(path, {})
+        found = [*configuration.warnings(settings), *remarks(settings)]
     except SettingsError as error:
         wrong = error
-    problems = all_problems(path, wrong) if wrong is not None else []
+    problems = all_problems(_layer(path), wrong) if wrong is not None else []
     if as_json:
-        out.print_json({"ok": not problems, "file": str(path), "problems": problems, "warnings": remarks})
+        out.print_json({"ok": not problems, "file": str(path), "problems": problems, "warnings": found})
     else:
         for problem in problems:
             out.say(f"{inert(path)}: {inert(problem, 1000)}")
-        for remark in remarks:
+        for remark in found:
             out.say(f"{inert(path)}: warning: {inert(remark, 1000)}")
         if not problems:
             out.say(f"{inert(path)} is good")
     ctx.exit(1 if problems else 0)
 
 
-def all_problems(path: Path, first: SettingsError) -> list[str]:
-    """Every problem of a file; reading it as a whole stops at the first value that does not fit.
-
-    So each value is tried by itself as well. Problems between values are known only once all of them fit.
-    """
+def _layer(path: Path) -> object:
     try:
-        layer = tomllib.loads(path.read_text("utf-8"))
+        return tomllib.loads(path.read_text("utf-8"))
     except (OSError, ValueError):
-        return first.problems
-    found: list[str] = []
-    for where, value in _leaves(layer, ()):
-        try:
-            configuration.build(_nested(where, value))
-        except SettingsError as error:
-            fits = error.__context__ is None
-            found += [
-                each if fits else _placed(each, where) for each in error.problems if not fits or _alone(each, where)
-            ]
-    return list(dict.fromkeys(found)) or first.problems
-
-
-def _placed(problem: str, where: tuple[str, ...]) -> str:
-    """The problem of one value, with its whole path: decoding knows no names of tables."""
-    return f"{problem.partition(' - at ')[0]} - at `{'.'.join(where)}`"
-
-
-def _alone(problem: str, where: tuple[str, ...]) -> bool:
-    """Whether the problem concerns this value and no other setting, which was left out here."""
-    named = set(re.findall(r"`([a-z_]+)`", problem)) & set(Settings.__struct_fields__)
-    return named <= {where[0]}
-
-
-def _leaves(layer: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    for name, value in layer.items():
-        if isinstance(value, dict) and value:
-            yield from _leaves(cast("Layer", value), (*above, name))
-        else:
-            yield (*above, name), value
-
-
-def _nested(where: tuple[str, ...], value: Any) -> Layer:
-    for name in reversed(where):
-        value = {name: value}
-    return cast("Layer", value)
+        return None
 
 
 @click.group()
@@ -223,4 +147,4 @@ def version(as_json: bool) -> None:
         out.say(f"millstream {__version__} (Python {told['python']}, {told['system']})")
 
 
-COMMANDS: tuple[click.Command, ...] = (queues, limits, doctor, check, schema, version)
+COMMANDS: tuple[click.Command, ...] = (queues, doctor, check, schema, version)

@@ -234,6 +234,8 @@ def _facts(task: Json, now: float) -> Json:
         "tags": ", ".join(task.get("tags") or ()),
         "attempt": " of ".join(str(task[name]) for name in ("attempt", "max_attempts") if task.get(name)),
         "counted": ", ".join(counts),
+        "limits": ", ".join(task.get("limits") or ()),
+        "held": _held(task, now),
         "created": relative(task.get("created_at"), now),
         "started": relative(task.get("started_at"), now),
         "due": relative(task.get("due_at"), now),
@@ -241,6 +243,13 @@ def _facts(task: Json, now: float) -> Json:
         "usage": ", ".join(used),
         "trace": task.get("trace_id"),
     }
+
+
+def _held(task: Json, now: float) -> str:
+    """How long limits and fairness have kept the task, until now."""
+    since = out.parse_time(task.get("held_at"))
+    held_s = (task.get("held_s") or 0.0) + (0.0 if since is None else max(now - since, 0.0))
+    return f"for {out.span(held_s)}" if since is not None or held_s >= 0.001 else ""
 
 
 def _print_error(error: Json | None) -> None:

@@ -28,7 +28,7 @@ from millstream.demo.provider import Provider, provider
 from millstream.demo.report import Figures, Reader, TaskShown, complete, figures, problems
 from millstream.demo.screen import Screen
 from millstream.errors import CallerError, MillstreamError
-from millstream.policy.limit_state import Limit
+from millstream.policy.limits import Limit
 from millstream.server import LocalServer
 from millstream.settings import NatsSettings, QueueSettings, Settings, TrackerSettings, WorkerSettings
 from millstream_schemas.envelope import RetryPolicy
@@ -227,12 +227,12 @@ def _settings(options: Options, limits: Plan, url: str, folder: Path) -> Setting
     return Settings(
         nats=NatsSettings(url=url),
         data_dir=str(folder),
-        queues={QUEUE: QueueSettings(max_attempts=5, retry_policy=RetryPolicy(base_seconds=1.0))},
+        queues={QUEUE: QueueSettings(max_attempts=5, retry_policy=RetryPolicy(base_seconds=1.0), limits=(LIMIT,))},
         limits={
             LIMIT: Limit(
                 key=LIMIT,
-                requests_per_minute=limits.requests_per_minute,
-                tokens_per_minute=limits.tokens_per_minute,
+                requests=f"{limits.requests_per_minute}/min",
+                tokens=f"{limits.tokens_per_minute}/min",
             )
         },
         tracker=TrackerSettings(port=options.http_port),

@@ -62,7 +62,7 @@ class Screen:
             self._bars.update(bar, completed=over[kind], total=expected + (kind == KINDS[0]))
         waiting = sum(task.state in ("queued", "scheduled", "held") for task in tasks)
         self._counts = Text(
-            f"{waiting} wait · {sum(task.throttles for task in tasks)} × put off by the limit · "
+            f"{waiting} wait · {sum(task.waits for task in tasks)} × put off by the limit · "
             f"{sum(task.attempt - 1 for task in tasks)} retried · {failed} failed · "
             f"{calls.calls} calls of the model ({calls.status_429} × 429, {calls.status_500} × 500)"
         )
@@ -118,7 +118,7 @@ class Screen:
             ("completed", found.completed, ""),
             ("failed", found.failed, "in the dead-letter queue"),
             ("retried", found.retried, "attempts after an error of the model"),
-            ("throttled", found.throttled, "times that a task was put off by the limit; uses up no attempt"),
+            ("throttled", found.throttled, "times that a task waited for the limit; uses up no attempt"),
             ("calls of the model", found.provider_calls, "counted by the model server"),
             ("… refused with 429", found.provider_429, ""),
             ("… most in any minute", found.max_calls_in_any_minute, f"the limit is {found.limit_per_minute}"),

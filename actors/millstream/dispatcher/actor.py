@@ -1,18 +1,21 @@
-"""The dispatcher's loop: four mailboxes and a service, each taken in batches and handed to its part."""
+"""The dispatcher's loop: five mailboxes and a service, each taken in batches and handed to its part."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 import msgspec
 
+from millstream.configuration import Configuration
 from millstream.dispatcher.admission import Admitter
 from millstream.dispatcher.advisories import Sweeper
 from millstream.dispatcher.commands import Commander
-from millstream.dispatcher.context import Bells, Context, Served
+from millstream.dispatcher.context import Bells, Context, Fixed, Kinds, Served
 from millstream.dispatcher.decisions import Decider
 from millstream.dispatcher.intake import Intake
+from millstream.dispatcher.releaser import Releaser
 from millstream.dispatcher.submit import SubmitService
+from millstream.dispatcher.ticks import Ticker
 from millstream.errors import BrokerClosed, BrokerError, MessageTooLarge
 from millstream.journal import Journal
 from millstream.ports import Broker, Clock, Delivery, Ids, Mailbox
@@ -22,7 +25,8 @@ from millstream_schemas.commands import WorkerInfo
 
 BATCH = 256
 BATCHES_AT_ONCE = 3
-REGISTRY_EVERY_S = 5.0
+REGISTRY_EVERY_S = 1.0
+LOOK_AGAIN_S = 0.25
 BELLS_EVERY_S = 0.1
 MESSAGES_AT_ONCE = 32
 
@@ -30,7 +34,11 @@ Handle = Callable[[Sequence[Delivery]], Awaitable[None]]
 
 
 class Dispatcher:
-    """Admits, decides and carries out commands. Any number of replicas may run; none of them holds state."""
+    """Admits, decides and carries out commands. Any number of replicas may run; none of them holds state.
+
+    With a `configuration`, which it keeps up to date, queues, tenants and limits are those of the newest document;
+    without one they stay as they are given.
+    """
 
     def __init__(
         self,
@@ -40,33 +48,41 @@ class Dispatcher:
         ids: Ids,
         telemetry: Telemetry,
         control: Broker | None = None,
+        configuration: Configuration | None = None,
     ) -> None:
         names = settings.names
         self._served = Served()
+        self._configuration = configuration
         self._context = Context(
             broker=broker,
             control=control or broker,
             journal=Journal(broker, names, settings.lifetimes.event_ttl_s),
             names=names,
-            settings=settings,
+            configured=configuration or Fixed(settings),
             clock=clock,
             ids=ids,
             telemetry=telemetry,
             bells=Bells(broker, names, clock),
             served=self._served,
+            known_kinds=Kinds(self._served),
         )
         self._admitter = Admitter(self._context)
         self._decider = Decider(self._context)
         self._commander = Commander(self._context)
-        self._sweeper = Sweeper(self._context, self._admitter, self._decider)
+        self._ticker = Ticker(self._context)
+        self._sweeper = Sweeper(self._context, self._admitter, self._decider, self._ticker)
+        self._releaser = Releaser(self._context)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop` is set; what was taken is finished, what was only pulled is handed back."""
         broker, control, names = self._context.broker, self._context.control, self._context.names
+        if not await self._first_look(stop):
+            return
         submits = SubmitService(self._context)
         service = await broker.serve(names.request_submit, submits.answer, group=names.inbox_consumer)
         boxes: list[tuple[Mailbox, Handle]] = [
             (await broker.mailbox(names.events_stream, names.decisions_consumer, BATCH), self._decider.handle),
+            (await broker.mailbox(names.work_stream, names.ticks_consumer, BATCH), self._ticker.handle),
             (await control.mailbox(names.control_stream, names.control_consumer, BATCH), each(self._commander.handle)),
             (
                 await broker.mailbox(names.advisory_stream, names.advisory_consumer, BATCH),
@@ -76,6 +92,9 @@ class Dispatcher:
         intake = Intake(self._context, BATCH * 4, lambda mailbox: self._serve(mailbox, self._admitter.handle))
         async with asyncio.TaskGroup() as group:
             group.create_task(intake.run(stop))
+            group.create_task(self._releaser.run(stop))
+            if self._configuration is not None:
+                group.create_task(self._configuration.run(stop))
             for mailbox, handle in boxes:
                 group.create_task(self._serve(mailbox, handle))
             chores = [group.create_task(self._watch_registry()), group.create_task(self._ring_bells())]
@@ -115,26 +134,43 @@ class Dispatcher:
                 for delivery in deliveries:
                     await self._handle(handle, [delivery])
 
+    async def _first_look(self, stop: asyncio.Event) -> bool:
+        """See what limits there are before any task is admitted, so that none is taken for plain; False once stopped."""
+        while not stop.is_set():
+            try:
+                await self._look_at_registry()
+                known = self._configuration is None or await self._configuration.look()
+            except BrokerClosed:
+                raise
+            except BrokerError as error:
+                self._context.telemetry.emit("broker.trouble", error=str(error))
+            else:
+                if known:
+                    return True
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_AGAIN_S):
+                    await stop.wait()
+        return False
+
     async def _watch_registry(self) -> None:
-        """Keep the task types that live workers serve."""
+        """Keep what live workers announce."""
         while True:
-            with suppress(BrokerError):
-                entries = await self._context.broker.kv_all(self._context.names.workers_bucket)
-                self._served.task_types = _task_types(entries.values())
             await asyncio.sleep(REGISTRY_EVERY_S)
+            with suppress(BrokerError):
+                await self._look_at_registry()
+
+    async def _look_at_registry(self) -> None:
+        entries = await self._context.broker.kv_all(self._context.names.workers_bucket)
+        workers: list[WorkerInfo] = []
+        for entry in entries.values():
+            with suppress(msgspec.MsgspecError):
+                workers.append(msgspec.json.decode(entry, type=WorkerInfo))
+        self._served.refresh(workers)
 
     async def _ring_bells(self) -> None:
         while True:
             await asyncio.sleep(BELLS_EVERY_S)
             self._context.bells.ring_due()
-
-
-def _task_types(entries: Iterable[bytes]) -> frozenset[str]:
-    found: set[str] = set()
-    for entry in entries:
-        with suppress(msgspec.MsgspecError):
-            found.update(handler.task_type for handler in msgspec.json.decode(entry, type=WorkerInfo).handlers)
-    return frozenset(found)
 
 
 def each(handle: Callable[[Delivery], Awaitable[None]]) -> Handle:

@@ -1,4 +1,4 @@
-"""From INBOX to WORK: admits submits in batches; event first, then publish, then ack."""
+"""From INBOX to WORK or HELD: admits submits in batches; event first, then publish, then ack."""
 
 import base64
 from collections.abc import Mapping, Sequence
@@ -12,23 +12,12 @@ from millstream.errors import BrokerError
 from millstream.journal import Last
 from millstream.policy import admit as policy
 from millstream.policy.admit import Admission, Submit
+from millstream.policy.holding import Onward, onward
 from millstream.policy.trace import resolve_trace
 from millstream.ports import Delivery, Refused, Stored
 from millstream_schemas.codec import InvalidEnvelope, UnknownMessage, decode_envelope
-from millstream_schemas.events import (
-    Alias,
-    Card,
-    Cause,
-    Conflict,
-    DeadLetter,
-    Duplicate,
-    Expired,
-    Failed,
-    Failure,
-    Scheduled,
-    UnknownFields,
-    WorkItem,
-)
+from millstream_schemas.events import Alias, Card, Cause, DeadLetter, Expired, Failed, Failure
+from millstream_schemas.infos import Conflict, Duplicate, UnknownFields
 from millstream_schemas.keys import derive_key
 from millstream_schemas.names import TRACEPARENT, TRACESTATE, Names, SubmitAddress
 
@@ -56,17 +45,16 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True)
-class Released:
-    """The event stands at `fence`: the work message, if any, is to be published."""
+class Standing:
+    """The task's event stands: what follows it, if anything, is to be published."""
 
     delivery: Delivery
-    item: WorkItem | None
-    due_at: float | None
+    onward: Onward | None
 
 
 @dataclass(frozen=True)
 class Admitter:
-    """Admits batches of submits. Stateless: what it decided stands in the stream."""
+    """Admits batches of submits. Stateless: what it decided, lane and limits too, stands in the stream."""
 
     context: Context
 
@@ -75,8 +63,8 @@ class Admitter:
         planned = [self._plan(delivery) for delivery in deliveries]
         rejected = [one for one in planned if isinstance(one, Rejected)]
         admitted = await self._alias([one for one in planned if isinstance(one, Admitted)])
-        released = await self._append(admitted)
-        done = await self._publish(released)
+        standing = await self._append(admitted)
+        done = await self._publish(standing)
         if rejected:
             done += await self._dead_letter(rejected)
         self.context.broker.ack(done)
@@ -98,7 +86,8 @@ class Admitter:
                 headers_tracestate=headers.get(TRACESTATE),
             )
             settings = self.context.settings
-            admission = policy.admit(submit, settings.queue(address.queue).defaults, settings.max_wait_s)
+            kinds = self.context.kinds(address.queue, envelope.task_type, address.tenant)
+            admission = policy.admit(submit, settings.queue(address.queue).defaults, settings.max_wait_s, kinds)
         except InvalidEnvelope as fault:
             return self._reject(delivery, fault)
         return Admitted(delivery, admission, unknown)
@@ -131,22 +120,22 @@ class Admitter:
             return False
         return True
 
-    async def _append(self, admitted: Sequence[Admitted]) -> list[Released]:
+    async def _append(self, admitted: Sequence[Admitted]) -> list[Standing]:
         """Append the first event of every task; a refused one means that the task is there already."""
         journal = self.context.journal
         answers = await self.context.broker.publish_all([journal.entry(one.admission.event, 0) for one in admitted])
-        released: list[Released] = []
+        standing: list[Standing] = []
         for one, answer in zip(admitted, answers, strict=True):
             if isinstance(answer, Stored):
-                released.append(_released(one, one.admission.event, answer.seq))
+                standing.append(_standing(one, one.admission.event, answer.seq))
                 self._tell_unknown(one)
             else:
                 found = await self._stand(one)
                 if found is not None:
-                    released.append(found)
-        return released
+                    standing.append(found)
+        return standing
 
-    async def _stand(self, one: Admitted) -> Released | None:
+    async def _stand(self, one: Admitted) -> Standing | None:
         """What a submit whose first append was not stored has to do; None leaves it for redelivery."""
         admission = one.admission
         while True:
@@ -155,12 +144,12 @@ class Admitter:
                 return None
             match policy.standing(admission, last.event, last.seq, last.at):
                 case policy.GoOn(fence, event):
-                    return _released(one, event, fence)
+                    return _standing(one, event, fence)
                 case policy.Done():
-                    return Released(one.delivery, None, None)
+                    return Standing(one.delivery, None)
                 case policy.Again(conflict):
                     self._tell_again(one, key=admission.key, conflict=conflict)
-                    return Released(one.delivery, None, None)
+                    return Standing(one.delivery, None)
                 case policy.NewGeneration(expect_seq, generation):
                     first, expected = policy.in_generation(admission, generation), expect_seq
                 case policy.AppendFirst():
@@ -169,29 +158,23 @@ class Admitter:
                     assert_never(unknown)
             answer = await self.context.journal.append(first, expected)
             if isinstance(answer, Stored):
-                return _released(one, first, answer.seq)
+                return _standing(one, first, answer.seq)
             if isinstance(answer, Refused):
                 self.context.telemetry.emit("broker.trouble", answer=answer.description)
                 return None
 
-    async def _publish(self, released: Sequence[Released]) -> list[Delivery]:
-        """Publish the work messages; returns the deliveries that are finished."""
-        outgoing = [self.context.journal.work(one.item, one.due_at) for one in released if one.item is not None]
-        answers = iter(await self.context.broker.publish_all(outgoing) if outgoing else ())
+    async def _publish(self, standing: Sequence[Standing]) -> list[Delivery]:
+        """Publish what follows; returns the deliveries that are finished."""
+        journal = self.context.journal
+        missing = await self.context.publish([journal.onward(one.onward) if one.onward else () for one in standing])
         done: list[Delivery] = []
-        rung: list[WorkItem] = []
-        for one in released:
-            if one.item is not None:
-                answer = next(answers)
-                if not isinstance(answer, Stored):
-                    self.context.telemetry.emit("submit.unanswered", seq=one.delivery.seq, answer=repr(answer))
-                    continue
-                if one.due_at is None:
-                    rung.append(one.item)
-                else:
-                    self.context.bells.ring_at(one.due_at, one.item)
-            done.append(one.delivery)
-        self.context.bells.ring(rung)
+        for one, answer in zip(standing, missing, strict=True):
+            if answer is None:
+                done.append(one.delivery)
+            else:
+                self.context.telemetry.emit("submit.unanswered", seq=one.delivery.seq, answer=repr(answer))
+        there = [one.onward for one, answer in zip(standing, missing, strict=True) if answer is None and one.onward]
+        self.context.bells.announce(there)
         return done
 
     async def _dead_letter(self, rejected: Sequence[Rejected]) -> list[Delivery]:
@@ -299,9 +282,8 @@ def _alias(one: Admitted) -> Alias:
     return Alias(card=card, points_to=one.admission.key)
 
 
-def _released(one: Admitted, event: policy.FirstEvent, fence: int) -> Released:
+def _standing(one: Admitted, event: policy.FirstEvent, fence: int) -> Standing:
     if isinstance(event, Expired):
-        return Released(one.delivery, None, None)
-    due_at = event.due_at if isinstance(event, Scheduled) else None
-    item = WorkItem(fence=fence, card=event.card, envelope=one.admission.envelope, due_at=due_at or 0.0)
-    return Released(one.delivery, item, due_at)
+        return Standing(one.delivery, None)
+    admission = one.admission
+    return Standing(one.delivery, onward(event, fence, admission.accepted_at, envelope=admission.envelope))

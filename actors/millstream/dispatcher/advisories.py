@@ -7,6 +7,7 @@ import msgspec
 from millstream.dispatcher.admission import Admitter
 from millstream.dispatcher.context import Context
 from millstream.dispatcher.decisions import Decider
+from millstream.dispatcher.ticks import Ticker
 from millstream.errors import BrokerError
 from millstream.policy import sweep as policy
 from millstream.ports import Conflict, Delivery, Record, Refused, Stored
@@ -31,6 +32,7 @@ class Sweeper:
     context: Context
     admitter: Admitter
     decider: Decider
+    ticker: Ticker
 
     async def handle(self, delivery: Delivery) -> None:
         """Take care of the message that an advisory names, then ack the advisory."""
@@ -51,6 +53,9 @@ class Sweeper:
         if record is None:
             return True
         self.context.telemetry.emit("advisory.handled", stream=advisory.stream, seq=advisory.stream_seq)
+        if advisory.stream == names.work_stream and advisory.consumer == names.ticks_consumer:
+            done = await self.ticker.tick_one(_as_delivery(record, advisory))
+            return done and await self.context.broker.delete(advisory.stream, record.seq)
         if advisory.stream == names.work_stream:
             return await self._end_work(record)
         if advisory.stream == names.events_stream:
@@ -67,7 +72,9 @@ class Sweeper:
         cause = Cause(stream=names.work_stream, seq=record.seq)
         while True:
             last = await journal.last(item.card.tenant_id, item.card.key)
-            verdict = policy.end_of_work(item, cause, last.event, last.seq)
+            overtaken = policy.is_overtaken(item, last.event)
+            past = await journal.past(item.card.tenant_id, item.card.key) if overtaken else ()
+            verdict = policy.end_of_work(item, cause, last.event, last.seq, past)
             if isinstance(verdict, policy.Nothing):
                 break
             if isinstance(verdict, policy.End):

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from millstream.dispatcher.context import Context
 from millstream.errors import BrokerError
 from millstream.policy import control as policy
+from millstream.policy.holding import onward
+from millstream.policy.metering import Metering
 from millstream.ports import Delivery, Record, Refused, Stored
 from millstream_schemas.codec import UnknownMessage, decode_command, decode_dead_letter
 from millstream_schemas.commands import Cancel, Command, Replay
-from millstream_schemas.events import Alias, Cancelled, Cause, DeadLetter, Event, Queued, WorkItem
+from millstream_schemas.events import Alias, Cancelled, Cause, DeadLetter, Event, Held, Queued
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class Commander:
         while True:
             end_of_work = await self._end_of_work()  # before the task is read: a late purge must spare what follows
             found = await self._find(command)
-            verdict = _judge(command, cause, found)
+            verdict = self._judge(command, cause, found)
             if isinstance(verdict, policy.TooLate):
                 self.context.telemetry.emit("command.ignored", task_id=command.task_id, why=verdict.why)
                 return
@@ -93,27 +95,33 @@ class Commander:
         info = await self.context.broker.stream_info(self.context.names.work_stream)
         return 0 if info is None else info.last_seq
 
-    async def _follow(self, event: Cancelled | Queued, fence: int, found: Found, end_of_work: int) -> None:
-        """Remove what a cancelled task left in WORK; release a replayed one and remove its dead letter."""
+    def _judge(self, command: Command, cause: Cause, found: Found) -> policy.Verdict:
+        match command:
+            case Cancel():
+                return policy.cancel(command, cause, found.last, found.seq, found.past)
+            case Replay():
+                metered = self._metering(found.letter)
+                return policy.replay(cause, found.last, found.seq, found.letter, found.past, metered)
+
+    def _metering(self, letter: DeadLetter | None) -> Metering | None:
+        return None if letter is None or letter.envelope is None else self.context.metering(letter.envelope)
+
+    async def _follow(self, event: Cancelled | Queued | Held, fence: int, found: Found, end_of_work: int) -> None:
+        """Remove what a cancelled task left in WORK; release or hold a replayed one and remove its dead letter.
+
+        The entry of a cancelled task in HELD counts for nothing: the releaser removes it when it comes to it.
+        """
         broker, names = self.context.broker, self.context.names
         if isinstance(event, Cancelled):
-            await broker.purge(names.work_stream, names.work_of_key(found.key), end_of_work)
-            await broker.purge(names.work_stream, names.later_of_key(found.key), end_of_work)
+            for of_key in (names.work_of_key, names.later_of_key, names.ticks_of_key):
+                await broker.purge(names.work_stream, of_key(found.key), end_of_work)
             return
         letter = found.letter
         if letter is None or letter.envelope is None:  # released before a crash; the letter is gone
             return
-        item = WorkItem(fence=fence, card=event.card, envelope=letter.envelope, history=letter.history)
-        answer = await broker.publish(self.context.journal.work(item, None))
-        if not isinstance(answer, Stored):
-            raise BrokerError(f"a replayed task could not be released: {answer}")
-        self.context.bells.ring([item])
+        follow_up = onward(event, fence, 0.0, envelope=letter.envelope, history=letter.history)
+        (missing,) = await self.context.publish([self.context.journal.onward(follow_up)])
+        if missing is not None:
+            raise BrokerError(f"a replayed task could not be released: {missing}")
+        self.context.bells.announce([follow_up])
         await broker.delete(names.dlq_stream, found.letter_seq)
-
-
-def _judge(command: Command, cause: Cause, found: Found) -> policy.Verdict:
-    match command:
-        case Cancel():
-            return policy.cancel(command, cause, found.last, found.seq, found.past)
-        case Replay():
-            return policy.replay(cause, found.last, found.seq, found.letter, found.past)

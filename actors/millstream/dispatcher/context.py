@@ -1,15 +1,20 @@
 """What the parts of the dispatcher share: the journal, the settings and the ways to tell others."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import ceil
+from typing import Protocol
 
 from millstream.journal import Journal
 from millstream.policy.decide import DecideSettings, Seen
-from millstream.ports import Broker, Clock, Ids
+from millstream.policy.holding import Onward, ToHeld
+from millstream.policy.metering import Metered, Metering, lane_token, metering
+from millstream.ports import Broker, Clock, Conflict, Ids, Outgoing, Published, Stored
 from millstream.settings import Settings
 from millstream.telemetry.events import Telemetry
+from millstream_schemas.commands import WorkerInfo
+from millstream_schemas.envelope import Envelope
 from millstream_schemas.events import WorkItem
 from millstream_schemas.names import Names
 
@@ -21,11 +26,70 @@ DueBell = tuple[int, str, str]
 """Tick, queue and priority."""
 
 
+class Configured(Protocol):
+    """Where the settings of the moment stand."""
+
+    @property
+    def settings(self) -> Settings:
+        """They change as a whole, and only between two looks."""
+        ...
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Settings that stay as they were at the start."""
+
+    settings: Settings
+
+
 @dataclass
 class Served:
-    """The task types that live workers announced, refreshed by the actor; None until the registry was read."""
+    """What workers announced, refreshed by the actor.
+
+    `task_types` are those that live workers serve, None until the registry was read. `limits` by task type are kept
+    when the last worker of a type has gone: its tasks wait in their lanes until one is back.
+    """
 
     task_types: frozenset[str] | None = None
+    limits: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+
+    def refresh(self, workers: Iterable[WorkerInfo]) -> None:
+        """Take in what the registry holds now."""
+        announced: dict[str, set[str]] = {}
+        for worker in workers:
+            for handler in worker.handlers:
+                announced.setdefault(handler.task_type, set()).update(handler.limits)
+        self.task_types = frozenset(announced)
+        limits = {**self.limits, **{task_type: tuple(sorted(keys)) for task_type, keys in announced.items()}}
+        if limits != self.limits:
+            self.limits = limits
+
+
+Kind = tuple[str, str, str]
+"""Queue, task type and tenant."""
+MOST_KINDS = 10_000
+
+
+@dataclass
+class Kinds:
+    """How each kind of task is metered, found out once for each; so a plain task costs one look into a table."""
+
+    served: Served
+    known: dict[Kind, tuple[Metered, ...]] = field(default_factory=dict[Kind, tuple[Metered, ...]])
+    of: tuple[Settings | None, Mapping[str, tuple[str, ...]]] = (None, {})
+    """What `known` was made from."""
+
+    def kinds(self, settings: Settings, kind: Kind) -> tuple[Metered, ...]:
+        """What configuration and workers ask of such tasks; empty where that is nothing."""
+        if self.of[0] is not settings or self.of[1] is not self.served.limits or len(self.known) >= MOST_KINDS:
+            self.known, self.of = {}, (settings, self.served.limits)
+        found = self.known.get(kind)
+        if found is None:
+            queue, task_type, tenant = kind
+            announced = Metered(limits=self.served.limits.get(task_type, ()))
+            each = (announced, *settings.metered(queue, task_type, tenant))
+            found = self.known[kind] = tuple(one for one in each if one.limits or one.fair)
+        return found
 
 
 @dataclass(frozen=True)
@@ -36,12 +100,33 @@ class Context:
     control: Broker
     journal: Journal
     names: Names
-    settings: Settings
+    configured: Configured
     clock: Clock
     ids: Ids
     telemetry: Telemetry
     bells: "Bells"
-    served: Served = field(default_factory=Served)
+    served: Served
+    known_kinds: Kinds
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of the moment."""
+        return self.configured.settings
+
+    def kinds(self, queue: str, task_type: str, tenant: str) -> tuple[Metered, ...]:
+        """How tasks of one queue, type and tenant are metered; empty for plain ones."""
+        return self.known_kinds.kinds(self.settings, (queue, task_type, tenant))
+
+    def metering(self, envelope: Envelope) -> Metering | None:
+        """How an admitted task would be metered now; None for a plain one."""
+        kinds = self.kinds(envelope.queue or "", envelope.task_type, envelope.tenant_id or "")
+        return metering(envelope, kinds) if kinds or envelope.limits else None
+
+    async def publish(self, groups: Sequence[Sequence[Outgoing]]) -> list[Published | None]:
+        """Store all messages at once; for each group the first answer that says one may not be there, else None."""
+        flat = [outgoing for group in groups for outgoing in group]
+        answers = iter(await self.broker.publish_all(flat) if flat else ())
+        return [_missing([next(answers) for _ in group]) for group in groups]
 
     @property
     def decide_settings(self) -> DecideSettings:
@@ -56,15 +141,39 @@ class Context:
         return self.served.task_types is None or seen.event.card.task_type in self.served.task_types
 
 
+def _missing(answers: Sequence[Published]) -> Published | None:
+    return next((answer for answer in answers if not isinstance(answer, Stored | Conflict)), None)
+
+
 @dataclass
 class Bells:
-    """Wakes idle workers: at once for released tasks, at the due time for those that the server delivers later."""
+    """Wakes who waits: workers at once for released tasks and at the due time for what the server delivers later,
+    the releaser for held ones.
+    """
 
     broker: Broker
     names: Names
     clock: Clock
     due: list[DueBell] = field(default_factory=list[DueBell])  # a heap
     known: set[DueBell] = field(default_factory=set[DueBell])
+
+    def announce(self, published: Iterable[Onward]) -> None:
+        """Ring for all that was just published; what comes back as a tick needs no bell."""
+        at_once: list[WorkItem] = []
+        lanes: set[str] = set()
+        for one in published:
+            item = one.item
+            if isinstance(one, ToHeld):
+                lane = lane_token(item.lane, again=one.again)
+                lanes.add(self.names.held(item.card.queue, item.card.priority, lane))
+            elif one.due_at is None:
+                at_once.append(item)
+            elif not item.lane:
+                self.ring_at(one.due_at, item)
+        if at_once:
+            self.ring(at_once)
+        if lanes:
+            self.broker.tell(self.names.held_bell, "\n".join(sorted(lanes)).encode())
 
     def ring(self, items: Iterable[WorkItem]) -> None:
         """Tell the workers of each queue which priorities have new work."""

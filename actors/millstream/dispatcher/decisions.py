@@ -1,14 +1,15 @@
 """What follows an attempt without a result: decides in batches; event first, then publish, then ack."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 from millstream.dispatcher.context import Context
 from millstream.errors import BrokerError
 from millstream.policy import decide as policy
 from millstream.policy.decide import Decision, Seen
-from millstream.ports import Conflict, Delivery, Outgoing, Published, Refused, Stored
+from millstream.policy.holding import ToHeld, ToWork
+from millstream.ports import Delivery, Outgoing, Refused, Stored
 from millstream_schemas.codec import UnknownMessage, decode_event
 from millstream_schemas.events import AttemptFailed, Interrupted, Parked
 
@@ -58,7 +59,9 @@ class Decider:
             return None
         seen = Seen(event, delivery.stream, delivery.seq, delivery.at)
         if isinstance(event, Parked) and event.reason == "no_handler":
-            seen = Seen(event, delivery.stream, delivery.seq, delivery.at, served=self.context.is_served(seen))
+            seen = replace(seen, served=self.context.is_served(seen))
+        elif isinstance(event, Parked) and event.reason == "throttled":
+            seen = replace(seen, metered=self.context.metering(event.item.envelope))
         return Asked(delivery, seen)
 
     async def _append(self, asked: Sequence[Asked]) -> list[Decided]:
@@ -106,36 +109,23 @@ class Decider:
 
     async def _publish(self, decided: Sequence[Decided]) -> list[Delivery]:
         """Publish what follows; returns the deliveries that are finished."""
-        waiting = [(one, self._outgoing(one.follow_up)) for one in decided]
-        answers = iter(await self.context.broker.publish_all([outgoing for _, outgoing in waiting if outgoing]))
-        done: list[Delivery] = []
-        for one, outgoing in waiting:
-            if outgoing is None or self._stands(outgoing, next(answers)):
-                done.append(one.delivery)
-                self._wake(one.follow_up)
-        return done
+        missing = await self.context.publish([self._outgoing(one.follow_up) for one in decided])
+        done: list[Decided] = []
+        for one, answer in zip(decided, missing, strict=True):
+            if answer is None:
+                done.append(one)
+            else:
+                self.context.telemetry.emit("decision.unanswered", seq=one.delivery.seq, answer=repr(answer))
+        self.context.bells.announce(one.follow_up for one in done if isinstance(one.follow_up, ToWork | ToHeld))
+        return [one.delivery for one in done]
 
-    def _outgoing(self, follow_up: policy.FollowUp) -> Outgoing | None:
+    def _outgoing(self, follow_up: policy.FollowUp) -> Sequence[Outgoing]:
         match follow_up:
-            case policy.ToWork(item, due_at):
-                return self.context.journal.work(item, due_at)
+            case ToWork() | ToHeld():
+                return self.context.journal.onward(follow_up)
             case policy.ToDlq(letter):
-                return self.context.journal.dead_letter(letter)
+                return (self.context.journal.dead_letter(letter),)
             case policy.Nothing():
-                return None
+                return ()
             case _:
                 assert_never(follow_up)
-
-    def _stands(self, outgoing: Outgoing, answer: Published) -> bool:
-        """True when the message is stored; a conflict means that it was before."""
-        if isinstance(answer, Stored | Conflict):
-            return True
-        self.context.telemetry.emit("decision.unanswered", subject=outgoing.subject, answer=repr(answer))
-        return False
-
-    def _wake(self, follow_up: policy.FollowUp) -> None:
-        if isinstance(follow_up, policy.ToWork):
-            if follow_up.due_at is None:
-                self.context.bells.ring([follow_up.item])
-            else:
-                self.context.bells.ring_at(follow_up.due_at, follow_up.item)

@@ -17,6 +17,7 @@ from millstream.http.context import Context
 from millstream.http.deadletters import DeadLetters
 from millstream.http.fleet import Fleet, Snapshots
 from millstream.http.health import Health
+from millstream.http.limits import Limits
 from millstream.http.metrics import Metrics
 from millstream.http.page import Page
 from millstream.http.problems import Endpoint, Problem, guarded, not_found, of_exception, problem_response
@@ -51,7 +52,7 @@ def create_app(context: Context) -> ASGIApp:
 
 def _routes(context: Context) -> list[BaseRoute]:
     tasks, submits, letters = Tasks(context), Submits(context), DeadLetters(context)
-    fleet, health, page = Fleet(context), Health(context), Page()
+    fleet, health, page, limits = Fleet(context), Health(context), Page(), Limits(context)
     queue_stream = QueueStream(context, Snapshots(context))
     return [
         _get("/", page.index),
@@ -73,7 +74,9 @@ def _routes(context: Context) -> list[BaseRoute]:
         _get("/v1/dlq", letters.listed),
         _post("/v1/dlq/replay", letters.replay),
         _get("/v1/dlq/{ident:path}", letters.get),
-        _get("/v1/limits", fleet.limits),
+        _get("/v1/limits", limits.listed),
+        _post("/v1/limits/{key:path}/operate", limits.operate),
+        _get("/v1/limits/{key:path}", limits.get),
         _get("/v1/workers", fleet.workers),
     ]
 

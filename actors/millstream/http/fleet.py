@@ -1,4 +1,4 @@
-"""Queues, limits and workers over HTTP, and what one queue's active batch looks like."""
+"""Queues and workers over HTTP, and what one queue's active batch looks like."""
 
 import asyncio
 from typing import Any, Final
@@ -7,25 +7,20 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from millstream.errors import NoAnswer
 from millstream.http import params, views
+from millstream.http.asking import decoded_workers
 from millstream.http.context import Context
 from millstream.http.problems import Problem, json_response
-from millstream.http.tasks import decoded_workers
 from millstream.tracker.snapshot import shown
 from millstream.tracker.view import active
-from millstream_schemas.codec import encode
 from millstream_schemas.names import is_token
-from millstream_schemas.permits import Limits, LimitsListing, LimitState, PermitReply
 
-GOVERNOR_WAIT_S: Final = 2.0
 TASKS_SHOWN: Final = 200
 _NO_STORE: Final = {"Cache-Control": "no-store"}
-_reply: Final = msgspec.json.Decoder(PermitReply)
 
 
 class Fleet:
-    """What is not one task: `/v1/queues`, `/v1/limits`, `/v1/workers`."""
+    """What is not one task: `/v1/queues`, `/v1/workers`."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -68,34 +63,10 @@ class Fleet:
         body = {"items": items, "next": None, "total": len(items), "unreadable": len(entries) - len(workers)}
         return json_response(body, headers=_NO_STORE)
 
-    async def limits(self, request: Request) -> Response | Problem:
-        wrong = params.known_only(request, frozenset())
-        if wrong is not None:
-            return wrong
-        context = self._context
-        try:
-            body = await context.broker.request(context.names.governor("limits"), encode(Limits()), GOVERNOR_WAIT_S)
-            reply = _reply.decode(body)
-        except (NoAnswer, TimeoutError, msgspec.MsgspecError):
-            return Problem(503, "governor_unavailable", "No rate-governor answered; is one running?", retry_after_s=2)
-        if not isinstance(reply, LimitsListing):
-            return Problem(
-                503, "governor_unavailable", "The rate-governor gave another answer than asked", retry_after_s=2
-            )
-        items = [_limit(state, context.clock.now()) for state in reply.items]
-        return json_response(
-            {"items": items, "next": None, "total": len(items), "epoch": reply.epoch}, headers=_NO_STORE
-        )
-
 
 def _sums(context: Context, queue: str, now: float) -> dict[str, Any]:
     batch = shown(context.view.batches.get(queue), now, context.batch_ends_after_s)
     return {name: getattr(batch, name) for name in ("total", "queued", "processing", "completed", "failed")}
-
-
-def _limit(state: LimitState, now: float) -> dict[str, Any]:
-    paused = state.paused_until_s
-    return msgspec.structs.asdict(state) | {"paused_until": None if paused is None else views.rfc3339(now + paused)}
 
 
 class Snapshots:

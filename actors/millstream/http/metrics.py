@@ -1,6 +1,6 @@
 """`/metrics` in Prometheus' text format: few series, whatever producers do."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from starlette.requests import Request
@@ -8,11 +8,15 @@ from starlette.responses import Response
 
 from millstream._version import __version__
 from millstream.errors import BrokerError
+from millstream.http import asking
 from millstream.http.context import Context
 from millstream.http.problems import Problem
 from millstream.tracker.model import Counts
+from millstream_schemas.limit_states import DimensionState, LimitState
 
 MAX_QUEUES: Final = 100
+MAX_LIMITS: Final = 100
+"""Keys made from templates come from producers, too."""
 OTHERS: Final = "_others"
 """Stands for all queues beyond the largest hundred: queue names come from producers."""
 
@@ -21,13 +25,14 @@ Sample = tuple[Labels, float]
 
 
 class Metrics:
-    """What the tracker measures: queues, dead letters, and itself."""
+    """What the tracker measures: queues, dead letters, limits as the governor tells them, and itself."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
 
     async def get(self, _request: Request) -> Response | Problem:
-        text = "".join([*self._queues(), *await self._ages(), *await self._dead_letters(), *self._own()])
+        parts = [*self._queues(), *await self._ages(), *await self._dead_letters(), *await self._limits(), *self._own()]
+        text = "".join(parts)
         return Response(
             text, headers={"Cache-Control": "no-store"}, media_type="text/plain; version=0.0.4; charset=utf-8"
         )
@@ -59,6 +64,22 @@ class Metrics:
         samples = [] if info is None else [(Labels(), float(info.messages))]
         return [_metric("millstream_dlq_messages", "gauge", "Dead letters in the DLQ stream.", samples)]
 
+    async def _limits(self) -> Iterable[str]:
+        """What the governor says of the limits that are used most; nothing where none answers."""
+        listing = await asking.limits(self._context, wait_s=asking.GLANCE_S)
+        if listing is None:
+            return []
+        states = sorted(listing.items, key=lambda state: (-state.waiting, -state.in_use, state.key))[:MAX_LIMITS]
+        whole = [(Labels(limit=state.key), state) for state in states]
+        each = [(Labels(limit=state.key, dimension=one.dimension), one) for state in states for one in state.dimensions]
+        return [
+            _metric(name, kind, about, [(labels, float(read(state))) for labels, state in whole])
+            for name, kind, about, read in _OF_LIMIT
+        ] + [
+            _metric(name, "gauge", about, [(labels, float(read(one))) for labels, one in each])
+            for name, about, read in _OF_DIMENSION
+        ]
+
     def _own(self) -> Iterable[str]:
         view, hub, none = self._context.view, self._context.hub, Labels()
         behind = self._context.clock.now() - view.position.at if view.lag and view.position.at else 0.0
@@ -87,6 +108,35 @@ class Metrics:
     def _named(self) -> list[str]:
         sized = sorted(self._context.view.queues().items(), key=lambda each: (-sum(each[1].values()), each[0]))
         return sorted(name for name, _ in sized[:MAX_QUEUES])
+
+
+_OF_LIMIT: Final[tuple[tuple[str, str, str, Callable[[LimitState], float]], ...]] = (
+    ("millstream_limit_in_use", "gauge", "Permits out, by limit.", lambda state: state.in_use),
+    ("millstream_limit_waiting", "gauge", "Requests that wait at the governor, by limit.", lambda state: state.waiting),
+    (
+        "millstream_limit_closed",
+        "gauge",
+        "1 while a limit is paused, used up or broken.",
+        lambda state: bool(state.paused_why),
+    ),
+    (
+        "millstream_limit_granted_total",
+        "counter",
+        "Permits since the governor leads.",
+        lambda state: state.granted_total,
+    ),
+    (
+        "millstream_limit_throttled_total",
+        "counter",
+        "Refusals of the provider since the governor leads.",
+        lambda state: state.throttled_total,
+    ),
+)
+_OF_DIMENSION: Final[tuple[tuple[str, str, Callable[[DimensionState], float]], ...]] = (
+    ("millstream_limit_configured", "What a limit allows, in its window or period.", lambda one: one.configured),
+    ("millstream_limit_effective", "What refusals have left of that.", lambda one: one.effective),
+    ("millstream_limit_used", "What was used in the last window, or spent in this period.", lambda one: one.used),
+)
 
 
 def _metric(name: str, kind: str, about: str, samples: Iterable[Sample]) -> str:

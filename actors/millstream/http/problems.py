@@ -33,6 +33,7 @@ _TITLES: Final[Mapping[str, str]] = {
     "misdirected": "The host name is not this server's",
     "broker_unavailable": "The broker did not answer",
     "store_full": "The broker has no room for new tasks",
+    "not_possible": "This cannot be done now",
     "governor_unavailable": "No governor answered",
     "query_too_slow": "The query took too long",
     "too_many_streams": "Too many streams are open",

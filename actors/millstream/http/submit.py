@@ -96,7 +96,8 @@ class Submits:
             headers_traceparent=headers.get(TRACEPARENT),
             headers_tracestate=headers.get(TRACESTATE),
         )
-        admission = admit(submit, context.settings.queue(queue).defaults, context.settings.max_wait_s)
+        kinds = context.settings.metered(queue, envelope.task_type, tenant)
+        admission = admit(submit, context.settings.queue(queue).defaults, context.settings.max_wait_s, kinds)
         return _Checked(admission, tenant, queue, body, headers)
 
     def _added(self, request: Request, envelope: Envelope) -> dict[str, str] | Problem:

@@ -7,18 +7,18 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from millstream.http import params, views
+from millstream.http import explain, params, views
 from millstream.http.context import Context, body_of
 from millstream.http.problems import Fault, Problem, json_response, not_found
-from millstream.policy.why import Known, explain
 from millstream.ports import Outgoing, Stored
 from millstream.tracker.model import TaskRow
 from millstream_schemas.codec import encode
-from millstream_schemas.commands import Cancel, WorkerInfo
+from millstream_schemas.commands import Cancel
 from millstream_schemas.lifecycle import TERMINAL
 from millstream_schemas.names import is_token
 
 T = TypeVar("T")
+D = TypeVar("D")
 
 COMMAND_BODY_BYTES: Final = 64 * 1024
 CANCEL_CHUNK: Final = 500
@@ -71,31 +71,7 @@ class Tasks:
         row = await self._row(request)
         if isinstance(row, Problem):
             return row
-        context = self._context
-        workers = decoded_workers(await context.broker.kv_all(context.names.workers_bucket))
-        known = Known(
-            state=row.state,
-            now=context.clock.now(),
-            task_type=row.task_type,
-            queue=row.queue,
-            attempt=row.attempt,
-            max_attempts=row.max_attempts,
-            since=row.since,
-            due_at=row.due_at,
-            waits_for=row.waits_for,
-            worker_id=row.worker_id,
-            progress=None if row.progress is None else row.progress.fraction,
-            reason=row.reason or (row.error.reason if row.error else ""),
-            error="" if row.error is None else row.error.message or row.error.type,
-            generation=row.generation,
-            served=any(_serves(worker, row) for worker in workers),
-            workers=len(workers),
-            ahead=context.view.queues().get(row.queue, {}).get("queued", 0),
-            limits=tuple(row.limits),
-        )
-        found = explain(known)
-        answer = {"task_id": row.task_id, "state": row.state, "why": found.sentence, "source": found.source}
-        return json_response(answer, headers={"Cache-Control": "no-store"})
+        return json_response(await explain.why(self._context, row), headers={"Cache-Control": "no-store"})
 
     async def cancel(self, request: Request) -> Response | Problem:
         body = await command_body(request, CancelBody, CancelBody())
@@ -158,7 +134,7 @@ def _cancel(row: TaskRow, body: CancelBody) -> Cancel:
     return Cancel(tenant_id=row.tenant_id, task_id=row.task_id, key=row.key, by=body.by[:128], note=body.note[:512])
 
 
-async def command_body(request: Request, kind: type[T], default: T) -> T | Problem:
+async def command_body(request: Request, kind: type[T], default: D) -> T | D | Problem:
     """The body of a command; none at all is the default."""
     body = await body_of(request, COMMAND_BODY_BYTES)
     if isinstance(body, Problem) or not body.strip():
@@ -178,18 +154,3 @@ async def listing(context: Context, asked: params.Listing, shown: Callable[[Task
         total = await context.reader.count(asked.wanted)
     items = [shown(row) for row in page.items]
     return {"items": items, "next": params.as_cursor(page.next), "total": total, "seq": seq}
-
-
-def _serves(worker: WorkerInfo, row: TaskRow) -> bool:
-    return row.queue in worker.queues and any(info.task_type == row.task_type for info in worker.handlers)
-
-
-def decoded_workers(entries: dict[str, bytes]) -> list[WorkerInfo]:
-    """The registry's entries, without those that this version cannot read."""
-    found: list[WorkerInfo] = []
-    for value in entries.values():
-        try:
-            found.append(msgspec.json.decode(value, type=WorkerInfo))
-        except (msgspec.MsgspecError, ValueError, RecursionError):
-            continue
-    return sorted(found, key=lambda worker: worker.worker_id)

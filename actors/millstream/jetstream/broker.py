@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import weakref
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 import nats.errors
 
@@ -26,6 +26,7 @@ from millstream.jetstream.reading import Reader
 from millstream.jetstream.requests import Requests
 from millstream.jetstream.wire import Wire
 from millstream.ports import (
+    Answering,
     ConsumerInfo,
     Delivery,
     KeyValue,
@@ -102,6 +103,14 @@ class JetStreamBroker:
         """The messages on `filter`, oldest first."""
         return await self._reader.history(stream, filter, limit)
 
+    async def page(self, stream: str, filter: str, after_seq: int, limit: int) -> list[Record]:
+        """Up to `limit` messages on `filter` beyond a sequence, oldest first; fewer where they are large."""
+        return await self._reader.page(stream, filter, after_seq, limit)
+
+    async def subjects(self, stream: str, filter: str) -> dict[str, int]:
+        """How many messages each subject on `filter` holds."""
+        return await self._reader.subjects(stream, filter)
+
     async def purge(self, stream: str, filter: str, up_to_seq: int) -> int:
         """Remove what is on `filter` up to and with a sequence; returns how many."""
         return await self._reader.purge(stream, filter, up_to_seq)
@@ -137,10 +146,10 @@ class JetStreamBroker:
         """The one heart of this broker."""
         return self._heart
 
-    async def feed(self, stream: str, filters: Sequence[str], after_seq: int) -> JetStreamFeed:
+    async def feed(self, stream: str, filters: Sequence[str], after_seq: int, *, bodies: bool = True) -> JetStreamFeed:
         """Read `stream` from behind `after_seq`; the stream may come into being later."""
         self._check_open()
-        feed = JetStreamFeed(self._wire, self._requests, self._inbox_prefix, stream, filters, after_seq)
+        feed = JetStreamFeed(self._wire, self._requests, self._inbox_prefix, stream, filters, after_seq, bodies=bodies)
         self._opened.add(feed)
         return feed
 
@@ -161,10 +170,8 @@ class JetStreamBroker:
             raise NoAnswer(f"nobody listens on {subject}")
         return answer.body
 
-    async def serve(
-        self, subject: str, answer: Callable[[bytes], Awaitable[bytes | None]], group: str | None = None
-    ) -> CoreSubscription:
-        """Answer requests on `subject`, concurrently; those who share a `group` share the requests."""
+    async def serve(self, subject: str, answer: Answering, group: str | None = None) -> CoreSubscription:
+        """Answer requests on `subject`; those who share a `group` share the requests."""
         self._check_open()
         subscription = CoreSubscription(self._wire, subject)
         await subscription.serve(answer, group)

@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
 from millstream.errors import MillstreamError
-from millstream.jetstream.frames import check_subject, core_frame
+from millstream.jetstream.frames import check_subject, reply_frame
 from millstream.jetstream.wire import Wire
+from millstream.ports import Answering
 
 _log = logging.getLogger("millstream.jetstream")
 
@@ -33,28 +34,40 @@ class CoreSubscription:
 
         self._sid = self._wire.subscribe(self._subject, call)
 
-    async def serve(self, answer: Callable[[bytes], Awaitable[bytes | None]], group: str | None) -> None:
-        """Answer each request in a task of its own; `close` cancels those that still run, and waits for them."""
+    async def serve(self, answer: Answering, group: str | None) -> None:
+        """Answer each request, in a task of its own where it has to be awaited; `close` ends those and waits for them."""
         tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
 
         def call(_subject: bytes, reply: bytes, _header: bytes | None, body: bytes) -> None:
-            task = tasks.create_task(self._answer(answer, reply, body))
+            try:
+                result = answer(body)
+                if result is None or isinstance(result, bytes):
+                    self._send(reply, result)
+                    return
+            except Exception as error:  # noqa: BLE001 - the border of one request: its fault is its own
+                self._failed(error)
+                return
+            task = tasks.create_task(self._answer(result, reply))
             self._answering.add(task)
             task.add_done_callback(self._answering.discard)
 
         self._sid = self._wire.subscribe(self._subject, call, group or "")
 
-    async def _answer(self, answer: Callable[[bytes], Awaitable[bytes | None]], reply: bytes, body: bytes) -> None:
+    async def _answer(self, pending: Awaitable[bytes | None], reply: bytes) -> None:
         try:
-            result = await answer(body)
-            if result is None or not reply:
-                return
-            limit = int(self._wire.info.get("max_payload", 1024 * 1024))
-            self._wire.send(core_frame(reply.decode(), "", result, limit))
-        except MillstreamError as error:
+            self._send(reply, await pending)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._failed(error)
+
+    def _send(self, reply: bytes, result: bytes | None) -> None:
+        if result is not None and reply:
+            self._wire.send(reply_frame(reply, result, int(self._wire.info.get("max_payload", 1024 * 1024))))
+
+    def _failed(self, error: Exception) -> None:
+        if isinstance(error, MillstreamError):
             _log.warning("no answer on %s: %s", self._subject, error)
-        except Exception:  # noqa: BLE001 - the border of one request: its fault is its own
-            _log.exception("answering on %s failed", self._subject)
+        else:
+            _log.error("answering on %s failed", self._subject, exc_info=error)
 
     async def close(self) -> None:
         """Take no more; cancel what is still being answered."""

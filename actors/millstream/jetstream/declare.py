@@ -135,7 +135,7 @@ def stream_config(spec: StreamSpec) -> Config:
         "max_bytes": -1,
         "max_age": nanos(spec.max_age_s),
         "max_msgs": spec.max_msgs,
-        "max_msgs_per_subject": -1,
+        "max_msgs_per_subject": spec.max_msgs_per_subject,
         "max_msg_size": spec.max_msg_size_bytes,
         "max_consumers": spec.max_consumers,
         "duplicate_window": nanos(spec.duplicate_window_s),
@@ -144,7 +144,7 @@ def stream_config(spec: StreamSpec) -> Config:
         "allow_rollup_hdrs": spec.allow_msg_schedules,  # the server forces it on with schedules; off everywhere else
         "allow_atomic": False,
         "allow_batched": False,
-        "allow_msg_counter": False,
+        "allow_msg_counter": spec.allow_msg_counter,
         "deny_delete": spec.deny_delete,
         "deny_purge": spec.deny_purge,
         "allow_direct": spec.allow_direct,

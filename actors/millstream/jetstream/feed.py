@@ -29,13 +29,22 @@ class JetStreamFeed:
     """
 
     def __init__(
-        self, wire: Wire, requests: Requests, inbox_prefix: str, stream: str, filters: Sequence[str], after_seq: int
+        self,
+        wire: Wire,
+        requests: Requests,
+        inbox_prefix: str,
+        stream: str,
+        filters: Sequence[str],
+        after_seq: int,
+        *,
+        bodies: bool = True,
     ) -> None:
         self._wire = wire
         self._requests = requests
         self._inbox_prefix = inbox_prefix
         self._stream = stream
         self._filters = tuple(filters)
+        self._bodies = bodies
         self._last = after_seq
         self._loop = asyncio.get_running_loop()
         self._buffer: deque[Record] = deque()
@@ -130,6 +139,7 @@ class JetStreamFeed:
             "inactive_threshold": nanos(_INACTIVE_S),
             "num_replicas": 1,
             "mem_storage": True,
+            "headers_only": not self._bodies,
         }
         if self._filters:
             config["filter_subjects"] = list(self._filters)

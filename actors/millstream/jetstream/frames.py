@@ -43,6 +43,13 @@ def core_frame(subject: str, reply: str, body: bytes, max_payload_bytes: int) ->
     return b"%b%b\r\n" % (f"PUB {subject} {reply} {len(body)}\r\n".encode(), body)
 
 
+def reply_frame(reply: bytes, body: bytes, max_payload_bytes: int) -> bytes:
+    """The bytes of an answer; `reply` is the subject that a request brought. Raises MessageTooLarge."""
+    if len(body) > max_payload_bytes:
+        raise MessageTooLarge("the answer", len(body), max_payload_bytes)
+    return b"PUB %b %d\r\n%b\r\n" % (reply, len(body), body)
+
+
 def check_subject(subject: str) -> None:
     """Raise InvalidName for what is no subject, and MessageTooLarge for one that is too long."""
     if len(subject) > 1000 and len(subject.encode("utf-8", "replace")) > MAX_SUBJECT_BYTES:
@@ -61,6 +68,8 @@ def _header(outgoing: Outgoing) -> bytes | None:
         lines.append(f"{names.MSG_ID}: {_value(outgoing.msg_id)}\r\n")
     if outgoing.ttl_s is not None:
         lines.append(f"{names.TTL}: {min(max(1, math.ceil(outgoing.ttl_s)), _LONGEST_TTL_S)}\r\n")
+    if outgoing.increment is not None:
+        lines.append(f"{names.INCREMENT}: {outgoing.increment}\r\n")
     if outgoing.schedule is not None:
         lines.append(f"{names.SCHEDULE}: {schedule_text(outgoing.schedule.at)}\r\n")
         lines.append(f"{names.SCHEDULE_TARGET}: {outgoing.schedule.target}\r\n")

@@ -48,6 +48,7 @@ class PubAck(msgspec.Struct, frozen=True):
 
     seq: int = 0
     duplicate: bool = False
+    val: str = ""
     error: ApiError | None = None
 
 

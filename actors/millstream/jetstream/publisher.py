@@ -127,7 +127,7 @@ class Publisher:
         error = ack.error
         if error is None:
             self._failures = 0
-            self._resolve(entry, Stored(ack.seq, ack.duplicate))
+            self._resolve(entry, Stored(ack.seq, ack.duplicate, int(ack.val) if ack.val else None))
         elif error.err_code in WRONG_LAST_SEQUENCE:
             self._failures = 0
             self._resolve(entry, _CONFLICT)

@@ -26,6 +26,7 @@ from millstream.ports import ConsumerInfo, Record, StreamInfo
 
 _PAGE = 500
 _PAGE_BYTES = 16 * 1024 * 1024
+_ONE_PAGE_BYTES = 2 * 1024 * 1024
 
 
 class _State(msgspec.Struct, frozen=True):
@@ -46,6 +47,15 @@ class _StreamAnswer(msgspec.Struct, frozen=True):
     state: _State
     created: datetime
     ts: datetime | None = None
+
+
+class _Subjects(msgspec.Struct, frozen=True):
+    subjects: dict[str, int] | None = None
+
+
+class _SubjectsAnswer(msgspec.Struct, frozen=True):
+    state: _Subjects
+    total: int = 0
 
 
 class _ConsumerConfig(msgspec.Struct, frozen=True):
@@ -113,19 +123,47 @@ class Reader:
         start = 1
         while limit is None or len(records) < limit:
             batch = _PAGE if limit is None else min(_PAGE, limit - len(records))
-            query = {"seq": start, "batch": batch, "max_bytes": _PAGE_BYTES, "next_by_subj": filter}
-            answers = await self._requests.ask_many(
-                f"{API}DIRECT.GET.{stream}", msgspec.json.encode(query), API_TIMEOUT_S, _ends_batch
-            )
-            page = [_record(one) for one in answers if one.header is not None and status_of(one.header) is None]
+            page, pending = await self._page(stream, filter, start, batch, _PAGE_BYTES)
             records += page
-            end = answers[-1].header or b""
-            if status_of(end) == NO_RESPONDERS:
-                raise BrokerError(f"reading {stream}: no such stream, or it allows no direct get")
-            if not page or parse_headers(end).get("Nats-Num-Pending", "0") == "0":
+            if not page or not pending:
                 break
             start = page[-1].seq + 1
         return records
+
+    async def page(self, stream: str, filter: str, after_seq: int, limit: int) -> list[Record]:
+        """Up to `limit` messages on `filter` beyond a sequence, oldest first; fewer where they are large."""
+        if limit < 1:
+            return []
+        return (await self._page(stream, filter, after_seq + 1, min(limit, _PAGE), _ONE_PAGE_BYTES))[0]
+
+    async def _page(
+        self, stream: str, filter: str, start: int, batch: int, max_bytes: int
+    ) -> tuple[list[Record], bool]:
+        """One direct get of many, and whether there is more beyond."""
+        query = {"seq": start, "batch": batch, "max_bytes": max_bytes, "next_by_subj": filter}
+        answers = await self._requests.ask_many(
+            f"{API}DIRECT.GET.{stream}", msgspec.json.encode(query), API_TIMEOUT_S, _ends_batch
+        )
+        end = answers[-1].header or b""
+        if status_of(end) == NO_RESPONDERS:
+            raise BrokerError(f"reading {stream}: no such stream, or it allows no direct get")
+        records = [_record(one) for one in answers if one.header is not None and status_of(one.header) is None]
+        return records, parse_headers(end).get("Nats-Num-Pending", "0") != "0"
+
+    async def subjects(self, stream: str, filter: str) -> dict[str, int]:
+        """How many messages each subject on `filter` holds, asked from the stream's leader in pages."""
+        found: dict[str, int] = {}
+        while True:
+            answer = await self._requests.api(
+                f"STREAM.INFO.{stream}", {"subjects_filter": filter, "offset": len(found)}
+            )
+            if isinstance(answer, ApiError):
+                raise BrokerError(f"{stream}: {answer.description} ({answer.err_code})")
+            page = msgspec.json.decode(answer, type=_SubjectsAnswer)
+            subjects = page.state.subjects or {}
+            found |= subjects
+            if not subjects or len(found) >= page.total:
+                return found
 
     async def purge(self, stream: str, filter: str, up_to_seq: int) -> int:
         """Remove what is on `filter` up to and with a sequence; returns how many."""

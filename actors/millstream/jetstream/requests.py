@@ -51,26 +51,51 @@ class Requests:
         self._inbox = f"{inbox_prefix}.{secrets.token_hex(8)}."
         self._token_at = len(self._inbox)
         self._count = 0
+        self._single: dict[bytes, asyncio.Future[Answer]] = {}
         self._waiting: dict[bytes, _Waiting] = {}
         self._closed = False
         wire.subscribe(f"{self._inbox}*", self._heard)
 
     async def ask(self, subject: str, body: bytes, timeout_s: float) -> Answer | None:
         """The first answer, None where nobody listens. Raises NoAnswer after `timeout_s`, and BrokerClosed."""
-        answer = (await self.ask_many(subject, body, timeout_s, _first))[0]
-        return None if status_of(answer.header) == NO_RESPONDERS and not answer.body else answer
+        frame, token = self._framed(subject, body)
+        give_up_at = self._loop.time() + timeout_s
+        if not self._wire.connected:
+            await self._connected_or_late(subject, timeout_s)
+        answered = self._single[token] = self._loop.create_future()
+        timer = self._loop.call_at(give_up_at, _give_up, answered, subject, timeout_s)
+        try:
+            self._wire.send(frame)
+            answer = await answered
+        finally:
+            timer.cancel()
+            del self._single[token]
+        return None if answer.header is not None and _is_nobody(answer) else answer
+
+    async def _connected_or_late(self, subject: str, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._wire.wait_connected()
+        except TimeoutError:
+            raise NoAnswer(f"no answer on {subject} within {timeout_s:g} s") from None
+        if self._closed:
+            raise BrokerClosed("the connection to the NATS server is closed")
+
+    def _framed(self, subject: str, body: bytes) -> tuple[bytes, bytes]:
+        """The request as bytes, and the token of its answers. Raises BrokerClosed, MessageTooLarge, InvalidName."""
+        if self._closed:
+            raise BrokerClosed("the connection to the NATS server is closed")
+        self._count += 1
+        token = str(self._count)
+        limit = int(self._wire.info.get("max_payload", 1024 * 1024))
+        return core_frame(subject, self._inbox + token, body, limit), token.encode()
 
     async def ask_many(
         self, subject: str, body: bytes, timeout_s: float, last: Callable[[Answer], bool]
     ) -> list[Answer]:
         """All answers up to the one that `last` says is the last. Raises NoAnswer after `timeout_s`."""
-        if self._closed:
-            raise BrokerClosed("the connection to the NATS server is closed")
-        self._count += 1
-        token = str(self._count)
-        waiting = _Waiting([], last, self._loop.create_future())
-        self._waiting[token.encode()] = waiting
-        frame = core_frame(subject, self._inbox + token, body, int(self._wire.info.get("max_payload", 1024 * 1024)))
+        frame, token = self._framed(subject, body)
+        waiting = self._waiting[token] = _Waiting([], last, self._loop.create_future())
         try:
             async with asyncio.timeout(timeout_s):
                 await self._wire.wait_connected()
@@ -79,11 +104,17 @@ class Requests:
         except TimeoutError:
             raise NoAnswer(f"no answer on {subject} within {timeout_s:g} s") from None
         finally:
-            del self._waiting[token.encode()]
+            del self._waiting[token]
         return waiting.answers
 
     def _heard(self, subject: bytes, _reply: bytes, header: bytes | None, body: bytes) -> None:
-        waiting = self._waiting.get(subject[self._token_at :])
+        token = subject[self._token_at :]
+        single = self._single.get(token)
+        if single is not None:
+            if not single.done():
+                single.set_result(Answer(header, body))
+            return
+        waiting = self._waiting.get(token)
         if waiting is None or waiting.done.done():
             return
         answer = Answer(header, body)
@@ -125,10 +156,19 @@ class Requests:
     def close(self) -> None:
         """Fail all that waits with BrokerClosed."""
         self._closed = True
+        closed = BrokerClosed("the connection to the NATS server is closed")
+        for single in self._single.values():
+            if not single.done():
+                single.set_exception(closed)
         for waiting in self._waiting.values():
             if not waiting.done.done():
-                waiting.done.set_exception(BrokerClosed("the connection to the NATS server is closed"))
+                waiting.done.set_exception(closed)
 
 
-def _first(_answer: Answer) -> bool:
-    return True
+def _give_up(answered: asyncio.Future[Answer], subject: str, timeout_s: float) -> None:
+    if not answered.done():
+        answered.set_exception(NoAnswer(f"no answer on {subject} within {timeout_s:g} s"))
+
+
+def _is_nobody(answer: Answer) -> bool:
+    return status_of(answer.header) == NO_RESPONDERS and not answer.body

@@ -1,15 +1,17 @@
 """Admission: what a submit becomes, and what it means when its task is there already."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import msgspec
 
+from millstream.policy.metering import Metered, metering
 from millstream.policy.trace import resolve_trace, traceparent
 from millstream_schemas import events
 from millstream_schemas.codec import InvalidEnvelope
 from millstream_schemas.envelope import MAX_ATTEMPTS_CAP, MAX_WAIT_S, Budget, Envelope, RetryPolicy, TraceContext
-from millstream_schemas.events import Card, Cause, Event, Queued, Scheduled, TaskInfo
+from millstream_schemas.events import Card, Cause, Event, Held, Queued, Scheduled, TaskInfo
 from millstream_schemas.keys import canonical_json, content_hash, derive_key
 from millstream_schemas.lifecycle import TERMINAL_KINDS
 
@@ -41,7 +43,7 @@ class Submit:
     headers_tracestate: str | None = None
 
 
-FirstEvent = Queued | Scheduled | events.Expired
+FirstEvent = Queued | Held | Scheduled | events.Expired
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +61,10 @@ class Admission:
     clamped: tuple[str, ...]
 
 
-def admit(submit: Submit, defaults: QueueDefaults, max_wait_s: float = MAX_WAIT_S) -> Admission:
-    """What a submit becomes. The same submit always gives the same answer.
+def admit(
+    submit: Submit, defaults: QueueDefaults, max_wait_s: float = MAX_WAIT_S, kinds: Sequence[Metered] = ()
+) -> Admission:
+    """What a submit becomes; `kinds` says how tasks like it are metered. Equal arguments always give the same answer.
 
     Raises InvalidEnvelope where fields contradict the subject, each other or the calendar.
     """
@@ -75,10 +79,8 @@ def admit(submit: Submit, defaults: QueueDefaults, max_wait_s: float = MAX_WAIT_
     event: FirstEvent
     if deadline is not None and deadline <= max(submit.accepted_at, due_at):
         event = events.Expired(card=card, task=info, detail="the deadline is before the earliest start")
-    elif due_at > submit.accepted_at:
-        event = Scheduled(card=card, due_at=due_at, task=info)
     else:
-        event = Queued(card=card, task=info)
+        event = _waiting(card, info, full, due_at if due_at > submit.accepted_at else None, kinds)
     return Admission(
         key=card.key,
         alias_key=_alias_key(envelope, submit.tenant),
@@ -90,6 +92,18 @@ def admit(submit: Submit, defaults: QueueDefaults, max_wait_s: float = MAX_WAIT_
         unique_in_flight=envelope.unique == "in_flight",
         clamped=tuple(clamped),
     )
+
+
+def _waiting(
+    card: Card, info: TaskInfo, full: Envelope, due_at: float | None, kinds: Sequence[Metered]
+) -> Queued | Held | Scheduled:
+    metered = metering(full, kinds) if kinds or full.limits else None
+    lane, limits = (metered.lane, list(metered.limits)) if metered else ("", [])
+    if due_at is not None:
+        return Scheduled(card=card, due_at=due_at, task=info, lane=lane, limits=limits)
+    if metered is not None:
+        return Held(card=card, reason=metered.reason, lane=lane, limits=limits, task=info)
+    return Queued(card=card, task=info)
 
 
 def check(envelope: Envelope, tenant: str, queue: str) -> None:
@@ -247,7 +261,7 @@ class GoOn:
     """This very submit made the last event: publish what follows from it. `fence` is its sequence."""
 
     fence: int
-    event: Queued | Scheduled
+    event: Queued | Held | Scheduled
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +302,7 @@ def standing(admission: Admission, last: Event | None, last_seq: int, last_at: f
         return AppendFirst()
     kind = _kind(last)
     if last.card.origin == admission.card.origin:
-        if isinstance(last, Queued | Scheduled) and last.card.cause == admission.card.cause:
+        if isinstance(last, Queued | Held | Scheduled) and last.card.cause == admission.card.cause:
             return GoOn(last_seq, last)
         return Done()
     # Not "is over by now": what a redelivered submit means must not depend on when it is looked at.

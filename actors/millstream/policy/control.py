@@ -5,8 +5,10 @@ from dataclasses import dataclass
 
 import msgspec
 
+from millstream.policy.holding import held
+from millstream.policy.metering import Metering
 from millstream_schemas.commands import Cancel
-from millstream_schemas.events import Cancelled, Card, Cause, DeadLetter, Event, Failed, Queued
+from millstream_schemas.events import Cancelled, Card, Cause, DeadLetter, Event, Failed, Held, Queued
 from millstream_schemas.keys import derive_key, is_key
 from millstream_schemas.lifecycle import TERMINAL_KINDS
 from millstream_schemas.names import NOBODY
@@ -16,7 +18,7 @@ from millstream_schemas.names import NOBODY
 class Append:
     """Append `event` on `expect_seq`."""
 
-    event: Cancelled | Queued
+    event: Cancelled | Queued | Held
     expect_seq: int
 
 
@@ -24,7 +26,7 @@ class Append:
 class GoOn:
     """The command's event stands at `fence`: do what follows from it."""
 
-    event: Cancelled | Queued
+    event: Cancelled | Queued | Held
     fence: int
 
 
@@ -91,9 +93,13 @@ def replay(
     last_seq: int,
     letter: DeadLetter | None,
     past: Sequence[Event] = (),
+    metered: Metering | None = None,
 ) -> Verdict:
-    """A dead letter runs again as the next generation of its task, with fresh counters; `past` as for `cancel`."""
-    if isinstance(last, Queued) and last.card.cause == cause:
+    """A dead letter runs again as the next generation of its task, with fresh counters.
+
+    `past` as for `cancel`; `metered` says how the task is metered by now.
+    """
+    if isinstance(last, Queued | Held) and last.card.cause == cause:
         return GoOn(last, last_seq)
     if not isinstance(last, Failed):
         return TooLate("only a failed task can be replayed")
@@ -117,4 +123,6 @@ def replay(
         waiting_since=0.0,
         waiting_for="",
     )
+    if metered is not None:
+        return Append(held(card, metered.lane, metered.limits, again=False), last_seq)
     return Append(Queued(card=card), last_seq)

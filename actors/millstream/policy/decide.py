@@ -9,6 +9,8 @@ import msgspec
 
 from millstream.policy import retry
 from millstream.policy.admit import instant
+from millstream.policy.holding import Onward, held, onward
+from millstream.policy.metering import Metering
 from millstream_schemas.events import (
     AttemptFailed,
     AttemptRecord,
@@ -20,6 +22,7 @@ from millstream_schemas.events import (
     Failed,
     Failure,
     FinalReason,
+    Held,
     Interrupted,
     Parked,
     Queued,
@@ -30,7 +33,7 @@ from millstream_schemas.events import (
 )
 
 Undecided = AttemptFailed | Parked | Interrupted
-Decision = Queued | Scheduled | Retrying | Failed | Expired
+Decision = Queued | Held | Scheduled | Retrying | Failed | Expired
 
 MAX_HISTORY = 100
 MIN_PARK_S = 0.25
@@ -49,13 +52,18 @@ class DecideSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """An event that asks for a decision, as the stream holds it, and whether a live worker serves its task type."""
+    """An event that asks for a decision, as the stream holds it.
+
+    `served` says whether a live worker serves its task type; `metered`, of a throttled task, how it would be metered
+    by what is known now.
+    """
 
     event: Undecided
     stream: str
     seq: int
     at: float
     served: bool = True
+    metered: Metering | None = None
 
 
 def decide(seen: Seen, uniform: float, settings: DecideSettings) -> Decision:
@@ -63,13 +71,18 @@ def decide(seen: Seen, uniform: float, settings: DecideSettings) -> Decision:
     event = seen.event
     match event:
         case Interrupted():
-            return Queued(card=_released(seen, event.card))
+            return _after_interruption(seen, event)
         case Parked():
             return _after_park(seen, event, settings)
         case AttemptFailed():
             return _after_failure(seen, event, uniform, settings)
         case _:
             assert_never(event)
+
+
+def _after_interruption(seen: Seen, event: Interrupted) -> Decision:
+    card, item = _released(seen, event.card), event.item
+    return held(card, item.lane, item.limits, again=True) if item.lane else Queued(card=card)
 
 
 def _after_park(seen: Seen, parked: Parked, settings: DecideSettings) -> Decision:
@@ -90,9 +103,16 @@ def _after_park(seen: Seen, parked: Parked, settings: DecideSettings) -> Decisio
         card = msgspec.structs.replace(card, throttles=card.throttles + 1)
     if parked.reason != "snoozed":
         card = msgspec.structs.replace(card, waiting_since=since, waiting_for=parked.reason)
-    return Scheduled(
-        card=card, due_at=due_at, why=f"{parked.reason}: {parked.detail}" if parked.detail else parked.reason
-    )
+    lane, limits = _lane(parked.item, seen.metered)
+    why = f"{parked.reason}: {parked.detail}" if parked.detail else parked.reason
+    return Scheduled(card=card, due_at=due_at, why=why, lane=lane, limits=limits)
+
+
+def _lane(item: WorkItem, known: Metering | None) -> tuple[str, list[str]]:
+    """Where a throttled task waits from now on: it is metered anew by limits that its lane knows nothing of."""
+    if known is None or (item.lane and set(known.limits) <= set(item.limits)):
+        return item.lane, item.limits
+    return known.lane, list(known.limits)
 
 
 _FINAL: dict[str, FinalReason] = {
@@ -222,27 +242,22 @@ def decided(
         return Decide()
     if last.card.cause == Cause(stream=seen.stream, seq=seen.seq):
         return GoOn(last, last_seq)
-    return _owed(seen, past)
+    return owed(Cause(stream=seen.stream, seq=seen.seq), past)
 
 
-def _owed(seen: Seen, past: Sequence[tuple[int, Event]]) -> GoOn | Done:
-    """A task that failed and was submitted again is still owed its dead letter; a replay has proven that it was there."""
+def owed(cause: Cause, past: Sequence[tuple[int, Event]]) -> GoOn | Done:
+    """A task that failed by `cause` and was submitted again is still owed its dead letter.
+
+    A replay has proven that the letter was there.
+    """
     for (seq, event), (_, successor) in pairwise(past):
-        if isinstance(event, Failed) and event.card.cause == Cause(stream=seen.stream, seq=seen.seq):
+        if isinstance(event, Failed) and event.card.cause == cause:
             replayed = successor.card.origin == event.card.origin
             return Done() if replayed else GoOn(event, seq)
     return Done()
 
 
 # --- what follows an event --------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class ToWork:
-    """Publish `item` to WORK, at `due_at` (Unix seconds) where it is set."""
-
-    item: WorkItem
-    due_at: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,33 +272,30 @@ class Nothing:
     """The event needs no message."""
 
 
-FollowUp = ToWork | ToDlq | Nothing
+FollowUp = Onward | ToDlq | Nothing
 
 
 def follow_up(decision: Event, fence: int, seen: Seen) -> FollowUp:
     """The message that `decision`, stored at `fence`, has to be followed by."""
     match decision:
-        case Queued() | Scheduled() | Retrying():
+        case Queued() | Held() | Scheduled() | Retrying():
             item = seen.event.item
             if item is None:
                 return Nothing()
-            due_at = None if isinstance(decision, Queued) or decision.due_at <= seen.at else decision.due_at
-            return ToWork(_next_item(item, decision.card, fence, seen, due_at), due_at)
+            return onward(
+                decision,
+                fence,
+                seen.at,
+                envelope=item.envelope,
+                history=_history(item, seen),
+                usage=add_usage(item.usage, seen.event.usage),
+                limits=item.limits,
+                lane=item.lane,
+            )
         case Failed():
             return ToDlq(dead_letter(decision, seen))
         case _:
             return Nothing()
-
-
-def _next_item(item: WorkItem, card: Card, fence: int, seen: Seen, due_at: float | None) -> WorkItem:
-    return WorkItem(
-        fence=fence,
-        card=card,
-        envelope=item.envelope,
-        history=_history(item, seen),
-        usage=add_usage(item.usage, seen.event.usage),
-        due_at=due_at or 0.0,
-    )
 
 
 def _history(item: WorkItem, seen: Seen) -> list[AttemptRecord]:

@@ -1,34 +1,26 @@
-"""One limit and all that the governor knows about it: pace, window, places in use, pause."""
+"""One limit and all that the governor knows about it: pace, window, places, money, pauses, breaker, what was learned."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Annotated
+from typing import TypeVar
 
 import msgspec
-from msgspec import Meta
 
-from millstream.policy.pacing import Charge, Clock, Meter
-from millstream_schemas.permits import LimitKey, LimitState, WaitReason
+from millstream.policy.adapt import Factor, Steps
+from millstream.policy.bounds import RATES, Bound, RateName
+from millstream.policy.breaker import Breaker
+from millstream.policy.budgets import Budget, Ledger
+from millstream.policy.limits import Adaptive, BreakerRules, Compiled, Limit, Rate
+from millstream.policy.pacing import Clock, Meter
+from millstream.policy.rations import RetryRation
+from millstream.policy.window_log import Charge
+from millstream_schemas.permits import WaitReason
+
+T = TypeVar("T")
 
 FOREVER_S = float("inf")
+LONG_PAUSE_S = 1.0
+"""What one waits for even where all places are taken; far longer than any start is booked ahead."""
 _GOLDEN = 0.6180339887
 """Its multiples spread evenly over the unit interval."""
-
-Positive = Annotated[int, Meta(ge=1, le=1_000_000_000)]
-
-
-class Limit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a key allows; None does not limit. A call counts from its start. In a table of limits the key is its name."""
-
-    key: Annotated[str, Meta(max_length=128)] = ""
-    requests_per_minute: Positive | None = None
-    tokens_per_minute: Positive | None = None
-    concurrency: Positive | None = None
-
-
-def named(limits: Mapping[str, Limit]) -> tuple[Limit, ...]:
-    """The limits of a table, each with its name as its key."""
-    return tuple(msgspec.structs.replace(limit, key=key) for key, limit in limits.items())
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,10 +29,9 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     The window bound rests on `use_by_s` and `network_s`: a call starts at most their sum after its place.
     """
 
-    window_s: float = 60.0
     tolerance_s: float = 0.010
-    use_by_s: float = 0.750
-    network_s: float = 0.250
+    use_by_s: float = 0.300
+    network_s: float = 0.100
     book_s: float = 0.200
     """How far ahead a start may be booked; a booked start cannot be revoked."""
     lease_s: float = 30.0
@@ -48,14 +39,24 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """How long an acquire's id gets the same answer, and a settled permit is known as settled."""
     slot_retry_s: float = 1.0
     """What a `Wait` says when places free up at no known time."""
+    forced_retry_s: float = 30.0
+    """What it says while an operator keeps a key closed."""
     relearn_s: float = 15.0
-    """How long a governor that follows a killed one grants no places, until workers have renewed theirs."""
+    """How long a governor that follows a killed one holds back places, unless all workers renew before."""
+    relearn_least_s: float = 1.0
+    worker_s: float = 60.0
+    """How long a worker that was not heard of is waited for in learning."""
     unseen_s: float = 3.0
-    """How old the last snapshot of a killed governor can be, and so how much of its grants it does not show."""
+    """How old the last snapshot of a killed governor is taken to be at the least."""
     line_s: float = 60.0
     """How far ahead those who are turned away are told to come back, one after the other."""
     throttle_base_s: float = 1.0
     throttle_cap_s: float = 60.0
+    exhausted_s: float = 3600.0
+    """How long a key whose quota is used up stays closed where the provider does not say."""
+    recent_s: float = 5.0
+    """Over how long use is looked at before a limit may grow back."""
+    sweep_s: float = 1.0
     max_waiting_per_key: int = 1024
     max_waiting: int = 8192
 
@@ -65,92 +66,194 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
         return self.use_by_s + self.network_s
 
 
-@dataclass(frozen=True, slots=True)
-class Need:
-    """What one acquire takes from each of its keys."""
+class Need(msgspec.Struct, frozen=True, gc=False):
+    """What one permit takes from each of its keys: amounts in the order of `RATES`, and micro-dollars."""
 
-    requests: int
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Obstacle:
-    """How long a key stands in the way, in seconds, and by which of its limits."""
-
-    seconds: float
-    reason: WaitReason
+    amounts: tuple[int, int, int, int]
+    micro_usd: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """What a permit charged to one key."""
-
-    requests: Charge | None
-    tokens: Charge | None
-
-
-class SavedKey(msgspec.Struct, frozen=True, kw_only=True):
-    """A key's debts (seconds), window contents (age in seconds, amount) and pause (seconds left) in a snapshot."""
-
-    key: LimitKey
-    request_debt_s: float = 0.0
-    token_debt_s: float = 0.0
-    requests: tuple[tuple[float, int], ...] = ()
-    tokens: tuple[tuple[float, int], ...] = ()
-    largest_tokens: int = 0
-    largest_requests: int = 0
-    pause_s: float = 0.0
-
-
-@dataclass(slots=True, eq=False)
 class KeyState:
     """The state of one key. Times are those of the shared clock."""
 
-    limit: Limit
-    rules: Rules
-    clock: Clock
-    requests: Meter | None = None
-    tokens: Meter | None = None
-    in_use: set[str] = field(default_factory=set[str])
-    waiting: int = 0
-    paused_until: float = 0.0
-    slots_closed_until: float = 0.0
-    throttles_in_a_row: int = 0
-    granted_total: int = 0
-    throttled_total: int = 0
-    line_until: float = 0.0
-    """The last time at which somebody who was turned away was told to come back."""
-    turned_away: int = 0
+    __slots__ = (
+        "assumed", "barred", "bounds", "breaker", "budget", "clients_refused", "clock", "compiled", "exhausted_until",
+        "gate_said", "granted_total", "in_use", "key", "left", "line_until", "meters", "paused_until", "places",
+        "places_factor", "ration", "recent", "rules", "shadow", "template", "throttled_total", "throttles_in_a_row",
+        "turned_away", "waiting", "would_have_waited",
+    )  # fmt: skip
 
-    def __post_init__(self) -> None:
-        self.set_limit(self.limit)
+    def __init__(self, key: str, compiled: Compiled, rules: Rules, clock: Clock, ledger: Ledger) -> None:
+        self.key = key
+        self.rules = rules
+        self.clock = clock
+        self.bounds: tuple[Bound, ...] = ()
+        self.meters: tuple[Meter, ...] = ()
+        self.budget: Budget | None = None
+        self.breaker: Breaker | None = None
+        self.places: int | None = None
+        self.places_factor: Factor | None = None
+        self.ration: RetryRation | None = None
+        self.in_use = 0
+        self.assumed = 0  # places that a killed predecessor may have granted, until learning is over
+        self.waiting = 0
+        self.left = 0  # how many have stopped waiting, ever
+        self.paused_until = self.exhausted_until = 0.0
+        self.barred = False  # a pause or a breaker may stand in the way
+        self.gate_said = ""
+        self.throttles_in_a_row = 0
+        self.granted_total = self.throttled_total = self.would_have_waited = self.clients_refused = 0
+        self.line_until = 0.0  # the last time at which somebody who was turned away was told to come back
+        self.turned_away = 0
+        self.recent: tuple[float, tuple[float, ...]] = (-FOREVER_S, ())
+        self.shadow = False
+        self.template = ""
+        self.set_limit(compiled, ledger)
 
-    def set_limit(self, limit: Limit) -> None:
-        """Change what the key allows; debt, window, pause and places in use stay."""
-        self.limit = limit
-        self.requests = self._meter(self.requests, limit.requests_per_minute)
-        self.tokens = self._meter(self.tokens, limit.tokens_per_minute)
+    @property
+    def limit(self) -> Limit:
+        return self.compiled.limit
 
-    def _meter(self, meter: Meter | None, per_window: int | None) -> Meter | None:
-        if per_window is None:
-            return None
-        if meter is not None:
-            meter.set_limit(per_window)
-            return meter
+    def set_limit(self, compiled: Compiled, ledger: Ledger) -> None:
+        """Change what the key allows; debt, window, pause, places in use and money spent stay."""
+        self.compiled = compiled
+        limit, now = compiled.limit, self.clock.time()
+        self.template = limit.key if limit.key != self.key else ""
+        adaptive = _rules_of(limit.adaptive, Adaptive)
+        known = {bound.name: bound for bound in self.bounds}
+        bounds: list[Bound] = []
+        for name in RATES:
+            rate = compiled.rates.get(name)
+            if rate is None:
+                continue
+            bound = known.get(name)
+            if bound is None or bound.rate.window_s != rate.window_s:
+                bound = self._other_window(bound, Bound(name, rate, self._meter(name, rate), adaptive, now), now)
+            bound.set_rate(rate, adaptive, now)
+            bounds.append(bound)
+        self.bounds = tuple(bounds)
+        self.meters = tuple(bound.meter for bound in bounds)
+        self._set_places(compiled, adaptive, now)
+        self._set_money_and_breaker(compiled, ledger)
+        ratio = limit.retry_ratio
+        self.ration = None if ratio is None or ratio >= 1 else RetryRation(ratio, self.ration, now)
+        self.shadow = limit.shadow
+
+    def _meter(self, name: RateName, rate: Rate) -> Meter:
         rules = self.rules
         return Meter(
-            per_window,
+            rate.amount,
             self.clock,
-            window_s=rules.window_s,
+            window_s=rate.window_s,
             tolerance_s=rules.tolerance_s,
             jitter_s=rules.jitter_s,
+            index=RATES.index(name),
         )
 
+    def _other_window(self, old: Bound | None, new: Bound, now: float) -> Bound:
+        """A rate over another window begins with what is known of the old one."""
+        if old is not None:
+            for age_s, amount in old.meter.log.ages(now):
+                if age_s < new.meter.log.span_s:
+                    new.meter.log.add(now - age_s, amount)
+            new.meter.pace.restore(min(old.meter.pace.snapshot(), new.meter.window_s))
+            new.meter.largest = old.meter.largest
+        return new
+
+    def _set_places(self, compiled: Compiled, adaptive: Adaptive | None, now: float) -> None:
+        if compiled.concurrency is None or adaptive is None:
+            self.places_factor = None
+        elif self.places_factor is None:
+            self.places_factor = Factor(Steps.for_places(adaptive), now)
+        else:
+            self.places_factor.set_steps(Steps.for_places(adaptive))
+        self.apply_places()
+
+    def apply_places(self) -> None:
+        """Let the places follow what is in effect."""
+        concurrency, factor = self.compiled.concurrency, self.places_factor
+        if concurrency is None or factor is None:
+            self.places = concurrency
+        else:
+            self.places = max(1, int(concurrency * factor.value + 1e-9))
+
+    def _set_money_and_breaker(self, compiled: Compiled, ledger: Ledger) -> None:
+        if compiled.cost is None:
+            self.budget = None
+        elif self.budget is None:
+            self.budget = Budget(self.key, compiled.cost, compiled.limit.soft, ledger)
+        else:
+            self.budget.set_limit(compiled.cost, compiled.limit.soft)
+        breaker = _rules_of(compiled.limit.breaker, BreakerRules)
+        if breaker is None:
+            forced = self.breaker is not None and self.breaker.state(self.clock.time()) == "forced_open"
+            self.breaker = self.breaker if forced else None  # an operator's word outlives a change of the configuration
+        elif self.breaker is None:
+            self.breaker = Breaker(breaker)
+        else:
+            self.breaker.set_rules(breaker)
+
     def fits(self, need: Need) -> bool:
-        """False where one acquire asks for more than a whole window allows."""
-        too_many = self.requests is not None and need.requests > self.requests.per_window
-        too_large = self.tokens is not None and need.tokens > self.tokens.per_window
-        return not (too_many or too_large)
+        """False where one permit asks for more than a whole window allows."""
+        return self.shadow or all(need.amounts[bound.meter.index] <= bound.rate.amount for bound in self.bounds)
+
+    # --- what stands in the way ------------------------------------------------------------------
+
+    def closed(self, now: float) -> tuple[float, WaitReason] | None:
+        """For how long and why nothing may start at all; infinite where its end is not known."""
+        if not self.barred:
+            return None
+        seconds: float = 0.0
+        reason: WaitReason = "paused"
+        if self.paused_until > now:
+            seconds = self.paused_until - now
+        if self.exhausted_until - now > seconds:
+            seconds, reason = self.exhausted_until - now, "exhausted"
+        state = "closed" if self.breaker is None else self.breaker.state(now)
+        if state in ("open", "forced_open", "half_open") and self.breaker is not None:
+            broken_s = self.rules.forced_retry_s if state == "forced_open" else self.breaker.wait_s(now)
+            if broken_s > seconds:
+                return broken_s, "broken"
+        elif seconds <= 0:
+            self.barred = False
+        return (seconds, reason) if seconds > 0 else None
+
+    def obstacle(self, need: Need, now: float) -> tuple[float, WaitReason]:
+        """For how many seconds and why `need` cannot be taken, the longest first; 0 where nothing stands in the way."""
+        return (0.0, self.usual_reason) if self.shadow else self._obstacle(need, now)
+
+    def _obstacle(self, need: Need, now: float) -> tuple[float, WaitReason]:
+        longest_s = 0.0
+        reason: WaitReason | None = None
+        if self.barred and (closed := self.closed(now)) is not None:
+            longest_s, reason = closed
+        if longest_s < LONG_PAUSE_S and self.places is not None and self.in_use + self.assumed >= self.places:
+            return FOREVER_S, "concurrency" if self.in_use >= self.places else "learning"
+        for meter in self.meters:
+            seconds = meter.delay(need.amounts[meter.index])
+            if seconds > longest_s:
+                longest_s, reason = seconds, RATES[meter.index]
+        return longest_s, reason or self.usual_reason
+
+    @property
+    def usual_reason(self) -> WaitReason:
+        """Why one waits here behind others."""
+        return RATES[self.meters[0].index] if self.meters else "concurrency"
+
+    def leaves(self, need: Need, ahead_s: float, older: Need, within_s: float) -> bool:
+        """True when taking `need` in `ahead_s` does not put off `older`, which waits for another key, over `within_s`."""
+        if self.shadow:
+            return True
+        if self.places is not None and self.in_use + self.assumed + 2 > self.places:
+            return False
+        return all(
+            meter.leaves(need.amounts[meter.index], ahead_s, older.amounts[meter.index], within_s)
+            for meter in self.meters
+        )
+
+    def interval_s(self, need: Need) -> float:
+        """Seconds between two such needs at the paced rate."""
+        return max((need.amounts[meter.index] / meter.pace.rate for meter in self.meters), default=0.0)
 
     def place_in_line(self, now: float, earliest: float, interval_s: float) -> float:
         """When one more who is turned away should come back: an interval after the one before.
@@ -167,118 +270,46 @@ class KeyState:
         spread = (self.turned_away * _GOLDEN) % 1.0
         return max(earliest, now + longest_s * (0.5 + spread / 2))
 
-    def obstacle(self, need: Need, now: float) -> Obstacle:
-        """What keeps `need` from being taken, longest first; 0 seconds where nothing does."""
-        longest = Obstacle(0.0, self._usual_reason)
-        if self.paused_until > now:
-            longest = Obstacle(self.paused_until - now, "paused")
-        if self.limit.concurrency is not None:
-            seconds = FOREVER_S if len(self.in_use) >= self.limit.concurrency else self.slots_closed_until - now
-            if seconds > longest.seconds:
-                longest = Obstacle(seconds, "concurrency")
-        if self.requests is not None and (seconds := self.requests.delay(need.requests)) > longest.seconds:
-            longest = Obstacle(seconds, "requests")
-        if self.tokens is not None and (seconds := self.tokens.delay(need.tokens)) > longest.seconds:
-            longest = Obstacle(seconds, "tokens")
-        return longest
+    def assume_places(self, gap_s: float) -> None:
+        """Hold back the places that a predecessor may have granted in the last `gap_s` seconds."""
+        if self.places is not None:
+            started = [self.bounds[0].meter.pace.rate * gap_s + 1] if self.meters and not self.meters[0].index else []
+            self.assumed = max(0, int(min([self.places - self.in_use, *started])))
 
-    @property
-    def _usual_reason(self) -> WaitReason:
-        """Why one waits here behind others."""
-        if self.requests is not None:
-            return "requests"
-        return "tokens" if self.tokens is not None else "concurrency"
+    # --- grants ----------------------------------------------------------------------------------
 
-    def leaves(self, need: Need, ahead_s: float, older: Need, within_s: float) -> bool:
-        """True when taking `need` in `ahead_s` does not put off `older`, which waits for another key, over `within_s`."""
-        if self.limit.concurrency is not None and len(self.in_use) + 2 > self.limit.concurrency:
-            return False
-        if self.requests is not None and not self.requests.leaves(need.requests, ahead_s, older.requests, within_s):
-            return False
-        return self.tokens is None or self.tokens.leaves(need.tokens, ahead_s, older.tokens, within_s)
-
-    def interval_s(self, need: Need) -> float:
-        """Seconds between two such needs at the paced rate."""
-        by_requests = need.requests / self.requests.pace.rate if self.requests is not None else 0.0
-        by_tokens = need.tokens / self.tokens.pace.rate if self.tokens is not None else 0.0
-        return max(by_requests, by_tokens)
-
-    def take(self, permit: str, need: Need, ahead_s: float) -> Taken:
-        """Charge `need` to a permit that begins in `ahead_s`, and give it a place."""
-        self.in_use.add(permit)
+    def take(self, need: Need, ahead_s: float, since: float, charges: list[Charge]) -> None:
+        """Charge `need` to a permit that begins in `ahead_s` and was waited for since then, and give it a place."""
+        if self.shadow:
+            now = self.clock.time()
+            if self._obstacle(need, now)[0] > self.rules.book_s:
+                self.would_have_waited += 1
+                for meter in self.meters:
+                    meter.forget_debt_over(meter.window_s)
+        self.in_use += 1
         self.granted_total += 1
-        requests = self.requests.take(need.requests, ahead_s) if self.requests is not None else None
-        tokens = self.tokens.take(need.tokens, ahead_s) if self.tokens is not None else None
-        return Taken(requests, tokens)
+        since = max(since, self.paused_until, self.exhausted_until)  # a pause is no time that was lost
+        charges += [meter.take(need.amounts[meter.index], ahead_s, since) for meter in self.meters]
 
-    def correct(self, taken: Taken, requests: int | None, tokens: int | None) -> None:
-        """Replace what a permit reserved by what it used; None keeps the reservation."""
-        if self.requests is not None and taken.requests is not None and requests is not None:
-            self.requests.correct(taken.requests, requests)
-        if self.tokens is not None and taken.tokens is not None and tokens is not None:
-            self.tokens.correct(taken.tokens, tokens)
+    def forgettable(self, now: float, wall: float) -> bool:
+        """True where a successor need not know: idle, and without the size of calls that it must reckon with."""
+        sized = not self.template and any(meter.largest > 1 for meter in self.meters)
+        return not sized and self.idle(now, wall)
 
-    def throttle(self, retry_after_s: float | None, now: float) -> None:
-        """Pause after a provider's refusal, by its hint or else twice as long each time; a pause never gets shorter."""
-        self.throttled_total += 1
-        if retry_after_s is None:
-            if self.paused_until > now:
-                return  # another call of the same flight: what it says is known
-            doublings = min(self.throttles_in_a_row, 16)
-            retry_after_s = min(self.rules.throttle_cap_s, self.rules.throttle_base_s * 2.0**doublings)
-            self.throttles_in_a_row += 1
-        self.paused_until = max(self.paused_until, now + retry_after_s)
+    def idle(self, now: float, wall: float) -> bool:
+        """True where a new state would behave the same; what was spent is in the ledger."""
+        if self.in_use or self.assumed or self.waiting or self.closed(now) is not None or self.gate_said:
+            return False
+        if self.breaker is not None and self.breaker.state(now) != "closed":
+            return False
+        if self.budget is not None and not self.budget.idle(wall):
+            return False
+        learned = any(bound.cap is not None or bound.factor.value < 1 for bound in self.bounds)
+        return not learned and all(meter.idle() for meter in self.meters)
 
-    def shown(self, now: float) -> LimitState:
-        """The state as listed."""
-        paused = self.paused_until > now
-        effective = None if self.requests is None else self.requests.pace.rate * 60.0
-        return LimitState(
-            key=self.limit.key,
-            requests_per_minute=self.limit.requests_per_minute,
-            tokens_per_minute=self.limit.tokens_per_minute,
-            concurrency=self.limit.concurrency,
-            in_use=len(self.in_use),
-            waiting=self.waiting,
-            effective_per_minute=0.0 if paused and effective is not None else effective,
-            paused_until_s=round(self.paused_until - now, 3) if paused else None,
-            granted_total=self.granted_total,
-            throttled_total=self.throttled_total,
-        )
 
-    def distrust(self) -> None:
-        """Let one interval pass before the first start, because a predecessor may have granted one just now."""
-        if self.requests is not None:
-            self.requests.forget_nothing(0.0)
-
-    def saved(self, now: float) -> SavedKey:
-        """What must outlive this process."""
-        requests, tokens = self.requests, self.tokens
-        return SavedKey(
-            key=self.limit.key,
-            request_debt_s=requests.pace.snapshot() if requests is not None else 0.0,
-            token_debt_s=tokens.pace.snapshot() if tokens is not None else 0.0,
-            requests=tuple(requests.log.ages(now)) if requests is not None else (),
-            tokens=tuple(tokens.log.ages(now)) if tokens is not None else (),
-            largest_requests=requests.largest if requests is not None else 0,
-            largest_tokens=tokens.largest if tokens is not None else 0,
-            pause_s=max(0.0, self.paused_until - now),
-        )
-
-    def restore(self, saved: SavedKey, elapsed_s: float, now: float, *, clean: bool) -> None:
-        """Take up a predecessor's state of `elapsed_s` ago; not `clean` adds what it may have granted since."""
-        self.paused_until = max(self.paused_until, now + saved.pause_s - elapsed_s)
-        for meter, debt_s, ages, largest in (
-            (self.requests, saved.request_debt_s, saved.requests, saved.largest_requests),
-            (self.tokens, saved.token_debt_s, saved.tokens, saved.largest_tokens),
-        ):
-            if meter is None:
-                continue
-            for age_s, amount in ages:
-                meter.log.add(now - age_s - elapsed_s, amount)
-            meter.pace.restore(debt_s - elapsed_s)
-            meter.largest = max(meter.largest, largest)
-            if not clean:
-                meter.forget_nothing(self.rules.unseen_s)
-        if not clean:
-            self.slots_closed_until = now + self.rules.relearn_s
+def _rules_of(value: T | bool, make: type[T]) -> T | None:
+    """What a setting that may also be a plain yes or no stands for."""
+    if isinstance(value, bool):
+        return make() if value else None
+    return value

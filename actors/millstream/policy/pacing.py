@@ -1,22 +1,26 @@
 """Pacing: how often something may start, so that no window of time ever holds more than its limit.
 
-`PacedLimiter` spaces starts evenly and gives no credit for idle time; `WindowLog` is the exact bound for amounts
-larger than one, which spacing alone cannot give; `Meter` is both for one dimension (requests or tokens) of a limit.
+`PacedLimiter` spaces starts evenly and gives no credit for idle time; `Meter` is that and the exact bound of a window
+for one dimension (requests or tokens) of a limit.
 """
 
 from __future__ import annotations
 
-from bisect import insort
-from collections import deque
+from math import ceil, inf
 from typing import Any, Protocol, cast
 
 from aiolimiter import AsyncLimiter
+
+from millstream.policy.window_log import Charge, WindowLog
 
 NOTHING_S = 1e-9
 """Differences below this are rounding, not time."""
 
 MARGIN = 1 + 1e-6
 """Keeps sums of floats from letting the N+1st start slip into a window."""
+
+KEPT = 0.98
+"""What is left of an estimate's error after each later one."""
 
 
 class Clock(Protocol):
@@ -95,10 +99,12 @@ class PacedLimiter(AsyncLimiter):
         self._leak()
         self._level += amount
 
-    def credit(self, amount: float) -> None:
-        """Give back what was taken and not used; never more than the debt, so that no idle credit arises."""
+    def credit(self, amount: float) -> float:
+        """Give back what was taken and not used; what the debt is smaller by is returned, and is no credit here."""
         self._leak()
+        rest = max(0.0, amount - self._level)
         self._level = max(0.0, self._level - amount)
+        return rest
 
     def set_rate(self, rate: float) -> None:
         """Change the rate from now on; the debt stays the same in seconds."""
@@ -119,100 +125,55 @@ class PacedLimiter(AsyncLimiter):
         self._level = max(self._level, debt_s * self._rate_per_sec)
 
 
-class Charge:
-    """What one admission put into a log: a time, an amount, and whether the log still counts it."""
-
-    __slots__ = ("amount", "at", "counted")
-
-    def __init__(self, at: float, amount: int) -> None:
-        self.at = at
-        self.amount = amount
-        self.counted = True
-
-    def __lt__(self, other: Charge) -> bool:
-        return self.at < other.at
-
-
-class WindowLog:
-    """The exact amount admitted over the last `span_s` seconds."""
-
-    def __init__(self, span_s: float) -> None:
-        self.span_s = span_s
-        self.total = 0
-        self._charges: deque[Charge] = deque()
-
-    def expire(self, now: float) -> None:
-        """Forget what lies `span_s` or more in the past."""
-        while self._charges and self._charges[0].at + self.span_s <= now:
-            charge = self._charges.popleft()
-            charge.counted = False
-            self.total -= charge.amount
-
-    def delay(self, amount: int, limit: int, now: float) -> float:
-        """Seconds until `amount` more fits under `limit`; infinite where it never does."""
-        self.expire(now)
-        excess = self.total + amount - limit
-        if excess <= 0:
-            return 0.0
-        for charge in self._charges:
-            excess -= charge.amount
-            if excess <= 0:
-                return max(0.0, charge.at + self.span_s - now)
-        return float("inf")
-
-    def add(self, at: float, amount: int) -> Charge:
-        """Count `amount` as admitted at `at`, which may lie in the future."""
-        charge = Charge(at, amount)
-        if self._charges and at < self._charges[-1].at:
-            insort(self._charges, charge)
-        else:
-            self._charges.append(charge)
-        self.total += amount
-        return charge
-
-    def change(self, charge: Charge, amount: int) -> None:
-        """Let `charge` weigh `amount` from now on; without effect once it left the log."""
-        if charge.counted:
-            self.total += amount - charge.amount
-        charge.amount = amount
-
-    def ages(self, now: float) -> list[tuple[float, int]]:
-        """Age in seconds (negative: in the future) and amount of all that counts, at most one entry per 1/100 span."""
-        self.expire(now)
-        grain_s = self.span_s / 100
-        merged: list[tuple[float, int]] = []
-        for charge in reversed(self._charges):  # youngest first: merging makes the rest younger, never older
-            age = now - charge.at
-            if merged and age - merged[-1][0] < grain_s:
-                merged[-1] = (merged[-1][0], merged[-1][1] + charge.amount)
-            else:
-                merged.append((age, charge.amount))
-        merged.reverse()
-        return merged
-
-
 class Meter:
     """One dimension of a limit: evenly paced, and never more than `per_window` in any window.
 
-    A large amount may make its successor wait for the window as well as for the pace.
+    A large amount may make its successor wait for the window as well as for the pace. `index` says which of a need's
+    amounts it counts. Time that somebody waited for something else than the pace, and what a settle gives back beyond
+    the present debt, was waited for in vain: the next admission is charged that much less, at most the largest one, and
+    only as long as it could have been used. Nobody waits in an idle time; and the window holds in any case.
     """
 
-    def __init__(self, per_window: int, clock: Clock, *, window_s: float, tolerance_s: float, jitter_s: float) -> None:
-        self.per_window = per_window
-        self._window_s = window_s
+    __slots__ = (
+        "_clock", "_jitter_s", "_owed", "_owed_at", "_ready_at", "_reserved", "_settled", "_tolerance_s", "index", "largest", "log",
+        "pace", "per_window", "window_s",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        per_window: float,
+        clock: Clock,
+        *,
+        window_s: float,
+        tolerance_s: float,
+        jitter_s: float,
+        index: int = 0,
+    ) -> None:
+        self.index = index
+        self.per_window = ceil(per_window)
+        self.window_s = window_s
         self._tolerance_s = tolerance_s
         self._jitter_s = jitter_s
         self._clock = clock
         self.pace = PacedLimiter(self._rate_for(per_window), clock, tolerance_s)
         self.log = WindowLog((window_s + jitter_s) * MARGIN)
         self.largest = 0
+        self._owed = 0.0
+        self._owed_at = 0.0
+        self._ready_at = 0.0  # when the pace lets the next one go
+        self._reserved = 0.0
+        self._settled = 0.0
 
-    def _rate_for(self, per_window: int) -> float:
-        return paced_rate(per_window, self._window_s, self._tolerance_s, self._jitter_s)
+    def _rate_for(self, per_window: float) -> float:
+        return paced_rate(per_window, self.window_s, self._tolerance_s, self._jitter_s)
 
     def delay(self, amount: int) -> float:
-        """Seconds until `amount` may be admitted; infinite where it is more than a window holds."""
-        return max(self.pace.delay(), self.log.delay(amount, self.per_window, self._clock.time()))
+        """Seconds until `amount` may be admitted; what is more than the window holds goes alone."""
+        paced_s = self.pace.delay()
+        limit = self.per_window
+        if self.log.total + amount <= limit:  # a total with what has left the window is never too small
+            return paced_s
+        return max(paced_s, self.log.delay(amount, max(limit, amount), self._clock.time()))
 
     def leaves(self, amount: int, ahead_s: float, then: int, within_s: float) -> bool:
         """True when taking `amount` in `ahead_s` does not keep `then` from being taken in `within_s`."""
@@ -220,28 +181,88 @@ class Meter:
         room = self.log.total + amount + then <= self.per_window
         return room and self.pace.delay_after(amount, ahead_s) <= within_s
 
-    def take(self, amount: int, ahead_s: float) -> Charge:
-        """Admit `amount`, which begins in `ahead_s`."""
-        self.pace.take(amount, ahead_s)
+    def take(self, amount: int, ahead_s: float, since: float = inf) -> Charge:
+        """Admit `amount`, which begins in `ahead_s` and was waited for since then."""
+        now = self._clock.time()
+        self.log.expire(now)
+        late_s = now + ahead_s - max(self._ready_at, since)
+        if late_s > NOTHING_S or self._owed > 0:
+            self._owe(late_s * self.pace.rate)
+        paced = max(0.0, amount - self._owed)
+        self._owed -= amount - paced
+        self.pace.take(paced, ahead_s)
+        self._ready_at = now + self.pace.delay()
         self.largest = max(self.largest, amount)
-        return self.log.add(self._clock.time() + ahead_s, amount)
+        return self.log.add(now + ahead_s, amount)
+
+    def _owe(self, amount: float) -> None:
+        """Let the next admissions be charged `amount` less; what is owed runs out as fast as it could be used."""
+        now = self._clock.time()
+        left = max(0.0, self._owed - (now - self._owed_at) * self.pace.rate)
+        self._owed, self._owed_at = min(left + max(0.0, amount), float(self.largest)), now
 
     def correct(self, charge: Charge, actual: int) -> None:
         """Replace what was charged by what was used."""
         if actual > charge.amount:
             self.pace.debit(actual - charge.amount)
-        else:
-            self.pace.credit(charge.amount - actual)
+        elif actual < charge.amount:
+            rest = self.pace.credit(charge.amount - actual)
+            if rest > 0:
+                self._owe(rest)
         self.log.change(charge, actual)
 
-    def set_limit(self, per_window: int) -> None:
+    def settle(self, charge: Charge, actual: int) -> None:
+        """Replace an estimate by what a call took, and remember for a while how far it was off."""
+        self._reserved = self._reserved * KEPT + charge.amount
+        self._settled = self._settled * KEPT + actual
+        if actual != charge.amount:
+            self.correct(charge, actual)
+
+    @property
+    def estimate_error(self) -> float | None:
+        """What was used over what was reserved, minus one, the latest calls first; None where nothing was."""
+        return self._settled / self._reserved - 1 if self._reserved > 0 else None
+
+    def set_limit(self, per_window: float) -> None:
         """Change the limit from now on; debt in seconds and what the window holds are kept."""
-        self.per_window = per_window
+        self.per_window = ceil(per_window)
         self.pace.set_rate(self._rate_for(per_window))
 
-    def forget_nothing(self, unseen_s: float) -> None:
-        """Assume that a predecessor admitted as much as it could in the last `unseen_s` seconds, up to this moment."""
+    def used(self, now: float) -> int:
+        """What was admitted in the last window."""
+        return self.log.within(now, self.window_s)
+
+    def used_fraction(self, now: float, over_s: float) -> float:
+        """The part of what the pace allows that was taken in the last `over_s` seconds, or in a few starts' time."""
+        over_s = min(self.window_s, max(over_s, 3 * max(1, self.largest) / self.pace.rate))
+        return self.log.within(now, over_s) / (self.pace.rate * over_s)
+
+    def level(self, started_at: float, now: float) -> float | None:
+        """What the window held when a call began that is answered now; None where too little of it is known."""
+        amount, seconds = self.log.until(started_at, self.window_s, now)
+        return amount * self.window_s / seconds if seconds >= self.window_s / 2 else None
+
+    def idle(self) -> bool:
+        """True where a new meter would do the same."""
+        self.log.expire(self._clock.time())
+        return self.log.total == 0 and self.pace.snapshot() == 0.0
+
+    def forget_debt_over(self, seconds: float) -> None:
+        """Let the debt be at most `seconds`: where nobody was held up it may grow without bound."""
+        self.pace.credit(max(0.0, self.pace.snapshot() - seconds) * self.pace.rate)
+
+    def assume(self, since_s: float, until_s: float = 0.0) -> None:
+        """Assume that a predecessor admitted as much as it could from `since_s` ago until `until_s` ago.
+
+        As much as the pace allows, and one admission as large as the largest that is known.
+        """
+        now, rate = self._clock.time(), self.pace.rate
         largest = max(1, self.largest)
-        unseen = min(self.per_window, largest + int(self.pace.rate * unseen_s) + 1)
-        self.log.add(self._clock.time(), max(1, unseen))
-        self.pace.restore(largest / self.pace.rate + self._tolerance_s)
+        span_s = min(max(0.0, since_s - until_s), self.log.span_s)
+        amount = int(rate * span_s)
+        parts = min(amount, 100)
+        for part in range(parts):
+            share = amount * (part + 1) // parts - amount * part // parts
+            self.log.add(now - until_s - span_s + span_s * (part + 1) / parts, share)
+        self.log.add(now - until_s, largest)
+        self.pace.restore(largest / rate + self._tolerance_s - until_s)

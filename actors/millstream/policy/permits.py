@@ -1,310 +1,342 @@
 """The rate-governor's core: requests and the time in, answers and the next time to look out. No clock, no loop, no I/O."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from heapq import heappop, heappush
-from math import ceil, inf
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 from typing import assert_never
 
 import msgspec
 
-from millstream.policy.limit_state import KeyState, Limit, Need, Rules, SavedKey, Taken
-from millstream.policy.pacing import ManualClock
-from millstream.policy.waiters import Answer, Waiter, Waiters
+from millstream.policy.budgets import micro, priced
+from millstream.policy.feedback import Heard, operate
+from millstream.policy.holdings import Effect, GateChanged, Holdings
+from millstream.policy.key_table import Pool
+from millstream.policy.leases import Memory, granted
+from millstream.policy.limit_state import Need, Rules
+from millstream.policy.limits import Compiled, Price
+from millstream.policy.listing import gate, listed, shown
+from millstream.policy.pacing import NOTHING_S
+from millstream.policy.snapshots import Snapshot
+from millstream.policy.verdict import Verdict
+from millstream.policy.waiters import Answer, Waiter, Waiters, wait
 from millstream_schemas.permits import (
     Acquire,
     Cancel,
+    DenialReason,
     Denied,
+    Gates,
+    GatesListing,
     Granted,
-    LimitKeys,
     Limits,
     LimitsListing,
+    Operate,
     PermitReply,
     PermitRequest,
     Renew,
     Renewed,
+    Report,
     Return,
     Settle,
     Settled,
+    Wait,
 )
 
+__all__ = ["Effect", "GateChanged", "Governor", "Snapshot", "Verdict"]
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What to send now, and when to call `due` next (None: nothing waits for time to pass).
-
-    `reply` answers the message itself; None means that it is held, or that there was no message.
-    """
-
-    reply: PermitReply | None
-    answers: tuple[Answer, ...]
-    wake_at: float | None
-
-
-class SavedPermit(msgspec.Struct, frozen=True, kw_only=True):
-    """A live permit in a snapshot."""
-
-    permit: str
-    worker: str
-    keys: LimitKeys
-    lease_left_s: float
-
-
-class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """What a successor must know; `clean` only where the governor granted nothing after it."""
-
-    keys: tuple[SavedKey, ...]
-    permits: tuple[SavedPermit, ...]
-    clean: bool
-    epoch: int
-    v: int = 1
-
-
-@dataclass(slots=True, eq=False)
-class _Permit:
-    id: str
-    worker: str
-    taken: tuple[tuple[KeyState, Taken | None], ...]
-    start: float
-    lease_until: float
+CHORES_EVERY_S = 0.1
 
 
 class Governor:
     """Grants permits so that no limit is passed.
 
-    `now` is monotonic seconds. `epoch` differs from that of every predecessor and begins the names of permits.
+    `now` is monotonic seconds. `epoch` differs from that of every predecessor and begins the names of permits. Wall
+    time, which only the periods of budgets are read from, is `now` plus an offset.
     """
 
-    def __init__(self, limits: Iterable[Limit], *, epoch: int, now: float, rules: Rules | None = None) -> None:
+    def __init__(
+        self,
+        limits: Sequence[Compiled],
+        *,
+        epoch: int,
+        now: float,
+        rules: Rules | None = None,
+        prices: Mapping[str, Price] | None = None,
+        wall_offset_s: float = 0.0,
+    ) -> None:
         self.rules = rules if rules is not None else Rules()
         self.epoch = epoch
-        self._clock = ManualClock(now)
-        self._states: dict[str, KeyState] = {}
-        self._keys: dict[str, KeyState] = {}
-        self._waiters = Waiters(self.rules)
-        self._permits: dict[str, _Permit] = {}
-        self._leases: list[tuple[float, str]] = []  # a heap; an entry may be older than its permit's lease
-        self._granted: dict[str, tuple[_Permit, float]] = {}  # by acquire id; until when it is remembered
-        self._cancelled: dict[str, float] = {}
-        self._ended: dict[str, float] = {}
-        self._count = 0
-        self.configure(limits, now)
+        self._held = Holdings(self.rules, epoch, now, wall_offset_s)
+        self._waiters = Waiters(self.rules, epoch)
+        self._granted: Memory[tuple[str, ...]] = Memory(self.rules.remember_s, now)  # names of permits by acquire id
+        self._cancelled: Memory[None] = Memory(self.rules.remember_s, now)
+        self._answers: list[Answer] = []
+        self._chores_at = now
+        self.configure(limits, prices or {}, now)
 
     # --- in and out ----------------------------------------------------------------------------
 
     def handle(self, request: PermitRequest, now: float) -> Verdict:
         """Take one request in; its reply, and the answers to held ones that it sets free."""
         self._advance(now)
-        answers: list[Answer] = []
-        reply = self._reply_to(request, now, answers)
-        verdict = self._serve(now, reply, answers)
-        if reply is None and isinstance(request, Acquire):
-            for answer in verdict.answers:
-                if answer.acquire == request.id:
-                    return Verdict(answer.reply, verdict.answers, verdict.wake_at)
+        reply = self._reply_to(request, now)
+        if isinstance(reply, Wait) and isinstance(request, Acquire):
+            self._granted.put(request.id, ())
+        verdict = self._verdict(reply, now)
+        if reply is None and verdict.answers and isinstance(request, Acquire):
+            own = next((answer.reply for answer in verdict.answers if answer.acquire == request.id), None)
+            return msgspec.structs.replace(verdict, reply=own)
         return verdict
 
     def due(self, now: float) -> Verdict:
         """Let time pass: leases run out, waiters are granted or told to come back."""
         self._advance(now)
-        return self._serve(now, None, [])
+        return self._verdict(None, now)
 
-    def configure(self, limits: Iterable[Limit], now: float) -> None:
-        """Set all limits; known keys keep debt, window, pause and places, missing keys are unknown from now on."""
-        self._clock.now = max(self._clock.now, now)
-        self._keys = {}
-        for limit in limits:
-            state = self._states.get(limit.key)
-            if state is None:
-                state = self._states[limit.key] = KeyState(limit, self.rules, self._clock)
-            else:
-                state.set_limit(limit)
-            self._keys[limit.key] = state
-
-    def _reply_to(self, request: PermitRequest, now: float, answers: list[Answer]) -> PermitReply | None:
+    def _reply_to(self, request: PermitRequest, now: float) -> PermitReply | None:
         match request:
             case Acquire():
                 return self._acquire(request, now)
             case Settle():
-                return self._settle(request, now)
+                return self._settled(int(self._held.settle(request)))
             case Return():
-                return Settled(ended=sum(self._return(permit, now) for permit in request.permits))
+                return self._settled(sum(self._held.give_back(permit) for permit in request.permits))
             case Renew():
                 return self._renew(request, now)
+            case Report():
+                return self._report(request, now)
             case Cancel():
-                return self._cancel(request.id, now, answers)
+                return self._cancel(request.id)
             case Limits():
-                items = tuple(state.shown(now) for _, state in sorted(self._keys.items()))
+                items = listed(self._held.table, request.key, now, self._held.wall)
                 return LimitsListing(items=items, epoch=self.epoch)
+            case Gates():
+                gates = tuple(gate(self._held.table, pool, now, self._held.wall) for pool in request.pools)
+                return GatesListing(items=gates, epoch=self.epoch)
+            case Operate():
+                return self._operate(request, now)
             case _:
                 assert_never(request)
 
-    def _serve(self, now: float, reply: PermitReply | None, answers: list[Answer]) -> Verdict:
-        served, wake_at = self._waiters.serve(now, self._grant)
-        if self._leases:
-            wake_at = min(wake_at, self._leases[0][0])
-        return Verdict(reply, (*answers, *served), wake_at if wake_at < inf else None)
+    def _verdict(self, reply: PermitReply | None, now: float) -> Verdict:
+        held, waiters = self._held, self._waiters
+        if waiters and self._pass_is_due(now):
+            self._answers += waiters.serve(now, self._grant_waiter)
+        held.stirred = False
+        if held.freed:
+            held.freed.clear()
+        wake_at = held.leases.next_end()
+        if waiters:
+            wake_at = min(wake_at, waiters.wake_at)
+        if held.learning.active:
+            wake_at = min(wake_at, held.learning.ends_at())
+        answers: tuple[Answer, ...] = ()
+        effects: tuple[Effect, ...] = ()
+        if self._answers:
+            answers, self._answers = tuple(self._answers), []
+            for answer in answers:
+                if isinstance(answer.reply, Wait):
+                    self._granted.put(answer.acquire, ())  # who was told to ask again does so by another id
+        if held.effects:
+            effects, held.effects = tuple(held.effects), []
+        return Verdict(reply, answers, wake_at if wake_at < inf else None, effects)
+
+    def _advance(self, now: float) -> None:
+        self._held.advance(now)
+        if now >= self._chores_at:
+            self._chores_at = now + CHORES_EVERY_S
+            self._granted.age(now)
+            self._cancelled.age(now)
+            self._held.do_chores(now)
+
+    def _denied(self, reason: DenialReason, key: str = "", until_s: float | None = None) -> Denied:
+        return Denied(reason=reason, key=key, epoch=self.epoch, until_s=until_s)
+
+    def _settled(self, ended: int) -> Settled:
+        return Settled(ended=ended, epoch=self.epoch)
 
     # --- acquire -------------------------------------------------------------------------------
 
     def _acquire(self, request: Acquire, now: float) -> PermitReply | None:
         if request.id in self._waiters:
             return None
-        if request.id in self._cancelled:
-            return Denied(reason="cancelled")
-        if request.id in self._granted:
-            permit, _ = self._granted[request.id]
-            return self._granted_reply(permit, now) if permit.id in self._permits else Denied(reason="spent")
-        need = Need(request.requests, request.tokens)
-        states: list[KeyState] = []
-        for key in dict.fromkeys(request.keys):
-            state = self._keys.get(key)
-            if state is None:
-                return Denied(reason="unknown_limit", key=key)
+        if 0 < request.epoch < self.epoch:  # perhaps a late copy: what it would be granted nobody would use
+            return wait(request.keys[0], "learning", 0.0, self.epoch)
+        known = self._answered(request.id, now)
+        if known is not None:
+            return known
+        self._held.seen(request.worker)
+        pool = self._held.table.pool(request.keys)
+        if isinstance(pool, str):
+            return self._denied("unknown_limit", pool)
+        need = self._need(request)
+        denied = self._refused(pool, need)
+        if denied is not None:
+            return denied
+        n = request.n
+        if request.retry and pool.rations:
+            n = pool.ration(n, now)
+            if n < 1:
+                return self._out_of_retries(pool, now)
+        if not self._waiters or not pool.waited_for:
+            ahead_s = pool.obstacle(need, now)[0]
+            if ahead_s <= self.rules.book_s + NOTHING_S:
+                return self._grant(request, pool, need, n, ahead_s, now)
+        return self._join(Waiter(request, pool, need, n, now), now)
+
+    def _answered(self, acquire: str, now: float) -> PermitReply | None:
+        """What a request that came before was answered, as far as it still holds."""
+        names = self._granted.get(acquire)
+        if names is not None:
+            permits = [permit for name in names if (permit := self._held.leases.get(name)) is not None]
+            return granted(permits, self.rules, self.epoch, now) if permits else self._denied("spent")
+        return self._denied("cancelled") if acquire in self._cancelled else None
+
+    def _need(self, request: Acquire) -> Need:
+        tokens_in, tokens_out = request.tokens_in, request.tokens_out
+        amounts = (request.requests, tokens_in + tokens_out, tokens_in, tokens_out)
+        if request.cost_usd:
+            return Need(amounts, micro(request.cost_usd))
+        if request.model:
+            return Need(amounts, priced(self._held.prices.get(request.model), tokens_in, tokens_out))
+        return Need(amounts)
+
+    def _refused(self, pool: Pool, need: Need) -> Denied | None:
+        """Why this can never be granted, or not before a budget's next period."""
+        for state in pool.states:
             if not state.fits(need):
-                return Denied(reason="too_large", key=key)
-            states.append(state)
-        return self._waiters.add(request, tuple(states), need, now)
+                return self._denied("too_large", state.key)
+        if pool.budgets:
+            poor = self._held.over_budget(pool, need)
+            if poor is not None and poor.budget is not None:
+                return self._denied("budget_exhausted", poor.key, poor.budget.left_s(self._held.wall))
+        return None
 
-    def _grant(self, waiter: Waiter, ahead_s: float) -> Granted:
-        now = self._clock.now
-        self._count += 1
-        name = f"{self.epoch}-{self._count}"
-        taken = tuple((state, state.take(name, waiter.need, ahead_s)) for state in waiter.states)
-        start = now + ahead_s
-        permit = _Permit(name, waiter.request.worker, taken, start, start + self.rules.lease_s)
-        self._hold(permit)
-        self._granted[waiter.request.id] = (permit, now + self.rules.remember_s)
-        return self._granted_reply(permit, now, now - waiter.since)
+    def _out_of_retries(self, pool: Pool, now: float) -> PermitReply:
+        waits_s = [(state.ration.wait_s(now), state) for state in pool.states if state.ration is not None]
+        seconds, limiting = max(waits_s, key=lambda one: one[0])
+        back_at = limiting.place_in_line(now, now + seconds, 1.0)
+        return wait(limiting.key, "retry_budget", back_at - now, self.epoch)
 
-    def _granted_reply(self, permit: _Permit, now: float, held_s: float = 0.0) -> Granted:
-        use_by_s = permit.start + self.rules.use_by_s - max(now, permit.start)
-        return Granted(
-            permit=permit.id,
-            start_in_ms=max(0, ceil((permit.start - now) * 1000)),
-            use_by_ms=max(0, round(use_by_s * 1000)),
-            lease_ms=round(self.rules.lease_s * 1000),
-            epoch=self.epoch,
-            held_ms=int(max(0.0, held_s) * 1000),
-        )
+    def _join(self, waiter: Waiter, now: float) -> PermitReply | None:
+        """Hold an acquire, or turn it away where it cannot wait."""
+        full = self._waiters.full(waiter.pool)
+        if full is not None:
+            return self._waiters.turn_away(waiter, full, "queue_full", self.rules.slot_retry_s, now)
+        self._waiters.add(waiter)
+        return None if self._pass_is_due(now) else self._waiters.look(waiter, now, self._grant_waiter)
 
-    # --- permits -------------------------------------------------------------------------------
+    def _pass_is_due(self, now: float) -> bool:
+        held, waiters = self._held, self._waiters
+        return held.stirred or now >= waiters.wake_at or bool(held.freed and waiters.awaits(held.freed))
 
-    def _settle(self, request: Settle, now: float) -> Settled:
-        permit = self._permits.get(request.permit)
-        if request.permit not in self._ended:
-            self._learn(request, permit, now)
-        if permit is None:
-            self._ended.setdefault(request.permit, now + self.rules.remember_s)
-            return Settled(ended=0)
-        for state, taken in permit.taken:
-            if taken is not None and request.outcome != "unknown":
-                state.correct(taken, request.requests, request.tokens)
-        self._end(permit, now)
-        return Settled(ended=1)
+    def _grant_waiter(self, waiter: Waiter, ahead_s: float, alone: bool) -> PermitReply:
+        denied = self._refused(waiter.pool, waiter.need)
+        if denied is not None:
+            waiter.give_back_ration()
+            return denied
+        if alone:
+            waiter.give_back_ration(waiter.n - 1)
+        n = 1 if alone else waiter.n
+        return self._grant(waiter.request, waiter.pool, waiter.need, n, ahead_s, waiter.since)
 
-    def _learn(self, request: Settle, permit: _Permit | None, now: float) -> None:
-        """Feed what the provider said into the shared limits."""
-        states = [state for state, _ in permit.taken] if permit is not None else []
-        if request.keys:
-            states = [self._keys[key] for key in dict.fromkeys(request.keys) if key in self._keys]
-        for state in states:
-            if request.outcome == "throttled":
-                state.throttle(request.retry_after_s, now)
-            elif request.outcome == "ok":
-                state.throttles_in_a_row = 0
+    def _grant(self, request: Acquire, pool: Pool, need: Need, n: int, ahead_s: float, since: float) -> Granted:
+        """Grant as many of `n` as begin soon, the first in `ahead_s`."""
+        held = self._held
+        now, soon_s = held.clock.now, self.rules.book_s + NOTHING_S
+        permits = [held.take(request, pool, need, ahead_s, since)]
+        while len(permits) < n:
+            ahead_s = pool.obstacle(need, now)[0]
+            if ahead_s > soon_s or (pool.budgets and held.over_budget(pool, need) is not None):
+                break
+            permits.append(held.take(request, pool, need, ahead_s, since))
+        for ration in pool.rations:
+            if request.retry:
+                ration.take(len(permits) - n)
+            else:
+                ration.earn(len(permits))
+        self._granted.put(request.id, tuple([permit.id for permit in permits]))
+        return granted(permits, self.rules, self.epoch, now, now - since)
 
-    def _return(self, name: str, now: float) -> int:
-        permit = self._permits.get(name)
-        if permit is None:
-            return 0
-        for state, taken in permit.taken:
-            if taken is not None:
-                state.correct(taken, 0, 0)
-        self._end(permit, now)
-        return 1
+    # --- all else ------------------------------------------------------------------------------
 
-    def _cancel(self, acquire: str, now: float, answers: list[Answer]) -> Settled:
-        self._cancelled[acquire] = now + self.rules.remember_s
-        if self._waiters.remove(acquire):
-            answers.append(Answer(acquire, Denied(reason="cancelled")))
-        if acquire in self._granted:
-            return Settled(ended=self._return(self._granted[acquire][0].id, now))
-        return Settled(ended=0)
+    def _report(self, request: Report, now: float) -> Settled:
+        started_at = now - request.started_ms_ago / 1000
+        heard = Heard(request.outcome, started_at, request.retry_after_s, request.observed)
+        self._held.hear(self._held.table.known(request.keys), heard)
+        return self._settled(0)
+
+    def _cancel(self, acquire: str) -> Settled:
+        self._cancelled.put(acquire, None)
+        waiter = self._waiters.remove(acquire)
+        if waiter is not None:
+            waiter.give_back_ration()
+            self._held.stirred = True
+            self._answers.append(Answer(acquire, self._denied("cancelled")))
+        return self._settled(sum(self._held.give_back(name) for name in self._granted.get(acquire) or ()))
 
     def _renew(self, request: Renew, now: float) -> Renewed:
+        held = self._held
         lost: list[str] = []
-        for held in request.permits:
-            permit = self._permits.get(held.permit)
+        if 0 < request.epoch < self.epoch:
+            return Renewed(lost=(), epoch=self.epoch)
+        held.heard_from(request)
+        for one in request.permits:
+            permit = held.leases.get(one.permit)
             if permit is not None:
                 permit.lease_until = max(permit.lease_until, now + self.rules.lease_s)
-            elif held.permit in self._ended or held.permit.startswith(f"{self.epoch}-"):
-                lost.append(held.permit)
+            elif held.has_ended(one.permit):
+                lost.append(one.permit)
             else:
-                self._adopt(held.permit, request.worker, held.keys, now, self.rules.lease_s)
+                held.adopt(one, request.worker, self.rules.lease_s, learned=True)
         return Renewed(lost=tuple(lost), epoch=self.epoch)
 
-    def _adopt(self, name: str, worker: str, keys: LimitKeys, now: float, lease_s: float) -> None:
-        """Take over a predecessor's permit: its call runs, so it has its place, be there a free one or not."""
-        states = [self._keys[key] for key in dict.fromkeys(keys) if key in self._keys]
-        for state in states:
-            state.in_use.add(name)
-        self._hold(_Permit(name, worker, tuple((state, None) for state in states), now, now + lease_s))
+    def _operate(self, request: Operate, now: float) -> PermitReply:
+        state = self._held.table.state(request.key)
+        if state is None:
+            return self._denied("unknown_limit", request.key)
+        operate(state, request.operation, now)
+        self._held.look_at((state,))
+        return LimitsListing(items=(shown(state, now, self._held.wall),), epoch=self.epoch)
 
-    def _hold(self, permit: _Permit) -> None:
-        self._permits[permit.id] = permit
-        heappush(self._leases, (permit.lease_until, permit.id))
+    def configure(self, limits: Iterable[Compiled], prices: Mapping[str, Price], now: float) -> None:
+        """Set all limits and prices at once; known keys keep debt, window, pause and places, missing ones are unknown."""
+        held = self._held
+        held.clock.now = max(held.clock.now, now)
+        held.prices = prices
+        held.table.configure(limits)
+        self._waiters.regroup(held.table.pool)
+        held.stirred = True
 
-    def _end(self, permit: _Permit, now: float) -> None:
-        del self._permits[permit.id]
-        self._ended[permit.id] = now + self.rules.remember_s
-        for state, _ in permit.taken:
-            state.in_use.discard(permit.id)
+    def set_wall(self, offset_s: float) -> None:
+        """Wall time is `now` plus this."""
+        self._held.wall_offset_s = offset_s
 
-    # --- time and restart ----------------------------------------------------------------------
+    def load_spent(self, spent: Mapping[tuple[str, str], float]) -> None:
+        """Begin the budgets from what was spent, in dollars, by key (or its hash, as subjects carry it) and period."""
+        self._held.table.ledger.load(spent)
 
-    def _advance(self, now: float) -> None:
-        self._clock.now = max(self._clock.now, now)
-        while self._leases and self._leases[0][0] <= now:
-            permit = self._permits.get(heappop(self._leases)[1])
-            if permit is not None and permit.lease_until > now:
-                heappush(self._leases, (permit.lease_until, permit.id))
-            elif permit is not None:
-                self._end(permit, now)  # what it reserved stays charged: the provider may have billed it
-        for memory in (self._cancelled, self._ended):
-            while memory and memory[first := next(iter(memory))] <= now:
-                del memory[first]
-        while self._granted and self._granted[oldest := next(iter(self._granted))][1] <= now:
-            del self._granted[oldest]
+    def correct_spent(self, key: str, period: str, micro_usd: int) -> None:
+        """Set what was spent by a key in a period to what the durable sum says."""
+        self._held.table.ledger.correct(key, period, micro_usd)
+
+    # --- succession ----------------------------------------------------------------------------
 
     def snapshot(self, now: float, *, clean: bool = False) -> Snapshot:
         """What a successor must know; say `clean` only when nothing will be granted any more."""
-        self._advance(now)
-        permits = (
-            SavedPermit(
-                permit=permit.id,
-                worker=permit.worker,
-                keys=tuple(state.limit.key for state, _ in permit.taken),
-                lease_left_s=permit.lease_until - now,
-            )
-            for permit in self._permits.values()
-            if permit.taken
-        )
-        keys = tuple(state.saved(now) for state in self._states.values())
-        return Snapshot(keys=keys, permits=tuple(permits), clean=clean, epoch=self.epoch)
-
-    def distrust(self) -> None:
-        """Assume that a predecessor, of whom nothing is known, granted a start at each key just now."""
-        for state in self._keys.values():
-            state.distrust()
+        return self._held.snapshot(now, clean=clean)
 
     def restore(self, snapshot: Snapshot, elapsed_s: float, now: float) -> None:
         """Take up a predecessor's state, `elapsed_s` (never negative) after it was saved, before the first request."""
-        self._clock.now = max(self._clock.now, now)
-        for saved in snapshot.keys:
-            state = self._keys.get(saved.key)
-            if state is not None:
-                state.restore(saved, elapsed_s, now, clean=snapshot.clean)
-        for permit in snapshot.permits:
-            if permit.lease_left_s > elapsed_s:
-                self._adopt(permit.permit, permit.worker, permit.keys, now, permit.lease_left_s - elapsed_s)
+        self._held.restore(snapshot, elapsed_s, now)
+
+    def distrust(self) -> None:
+        """Assume that a predecessor, of whom nothing is known, granted a start at each key just now."""
+        self._held.distrust()
+
+    @property
+    def learning(self) -> bool:
+        """True while places are held back for workers that have not said what they use."""
+        return self._held.learning.active
+
+    def learned(self) -> None:
+        """Every worker has said what it uses: what nobody claimed is free."""
+        self._held.learned()

@@ -46,3 +46,15 @@ def is_retryable(policy: RetryPolicy, classes: Iterable[str]) -> bool:
     if policy.retry_on is not None:
         return ASKED.lower() in named or any(name.lower() in named for name in policy.retry_on)
     return policy.strategy != "none"
+
+
+def names_refusal(policy: RetryPolicy | None, status: str, classes: Iterable[str]) -> bool:
+    """Whether a task's own policy says what a refusal with `status` (`http_429`) is: then it counts as an error.
+
+    `retry_on` has to name the status itself, `fatal_on` any of the error's classes.
+    """
+    if policy is None:
+        return False
+    retried = {name.lower() for name in policy.retry_on or ()}
+    fatal = {name.lower() for name in policy.fatal_on or ()}
+    return status.lower() in retried or any(name.lower() in fatal for name in classes)

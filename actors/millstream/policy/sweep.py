@@ -1,9 +1,11 @@
 """The end of work that was delivered as often as it may be: whether its task still waits for it, and what is due then."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 
+from millstream.policy import decide
 from millstream_schemas.events import Cause, DeadLetter, Event, Failed, Failure, WorkItem
 from millstream_schemas.lifecycle import TERMINAL_KINDS
 
@@ -31,8 +33,21 @@ class Nothing:
 Verdict = End | Bury | Nothing
 
 
-def end_of_work(item: WorkItem, cause: Cause, last: Event | None, last_seq: int) -> Verdict:
-    """What the last event means for a work message at its delivery limit; `cause` names that message."""
+def is_overtaken(item: WorkItem, last: Event | None) -> bool:
+    """True when a later generation has begun: whether a dead letter is still owed, only the history says."""
+    return last is not None and last.card.generation > item.card.generation
+
+
+def end_of_work(
+    item: WorkItem, cause: Cause, last: Event | None, last_seq: int, past: Sequence[tuple[int, Event]] = ()
+) -> Verdict:
+    """What the last event means for a work message at its delivery limit; `cause` names that message.
+
+    `past` is the life of the task with sequences, asked for by `is_overtaken`.
+    """
+    owed = decide.owed(cause, past)
+    if isinstance(owed, decide.GoOn) and isinstance(owed.event, Failed):
+        return Bury(owed.event)
     if last is None or (last.card.release or last_seq) != item.fence:
         return Nothing()
     if isinstance(last, Failed) and last.card.cause == cause:

@@ -2,21 +2,24 @@
 
 Waiters are served in order of arrival, each taking all of its keys or none. One that waits for a key keeps that key
 from younger ones; its other keys stay open to them as long as that does not put it off. A waiter for a place that
-frees up at no known time keeps nothing but that key.
+frees up at no known time keeps nothing but that key. So of those who want the same keys only the oldest has to be
+looked at, and between two passes a newcomer for a closed key only joins its queue.
 """
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush, heapreplace
 from math import ceil, inf
 
+from millstream.policy.key_table import Pool
 from millstream.policy.limit_state import FOREVER_S, KeyState, Need, Rules
 from millstream.policy.pacing import NOTHING_S
-from millstream_schemas.permits import Acquire, Granted, PermitReply, Wait, WaitReason
+from millstream_schemas.permits import Acquire, PermitReply, Wait, WaitReason
 
 LATE_S = 0.050
 """A held request whose time ended this long ago is not granted any more: its asker may have gone."""
-
-Grant = Callable[["Waiter", float], Granted]
+MAX_RETRY_MS = 90 * 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +30,37 @@ class Answer:
     reply: PermitReply
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Waiter:
-    """A held acquire with the states of its keys; it came at `since` and must have been answered by `deadline`."""
+    """A held acquire; it came at `since` as the `number`th and must have been answered by `deadline`."""
 
-    request: Acquire
-    states: tuple[KeyState, ...]
-    keys: frozenset[str]
-    need: Need
-    since: float
-    deadline: float
+    __slots__ = ("ahead", "alive", "deadline", "left", "n", "need", "number", "pool", "request", "since")
+
+    def __init__(self, request: Acquire, pool: Pool, need: Need, n: int, now: float) -> None:
+        self.request = request
+        self.pool = pool
+        self.need = need
+        self.n = n
+        self.since = now
+        self.deadline = now + request.wait_ms / 1000
+        self.number = 0
+        self.alive = True
+        busiest = max(pool.states, key=lambda state: state.waiting)
+        self.ahead = busiest.waiting
+        self.left = busiest.left
+
+    def still_ahead(self, state: KeyState) -> int:
+        """About how many stand before it at a key."""
+        return max(0, min(self.ahead - (state.left - self.left), state.waiting))
+
+    def give_back_ration(self, count: int | None = None) -> None:
+        """So many of its repeated attempts are not made; all of them where no number is given."""
+        if self.request.retry:
+            for ration in self.pool.rations:
+                ration.take(-(self.n if count is None else count))
+
+
+Grant = Callable[[Waiter, float, bool], PermitReply]
+"""Grants a waiter's first permit in so many seconds, and only that one or more; or denies it after all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,132 +70,223 @@ class _Turn:
     ready: float
     limiting: KeyState
     reason: WaitReason
-    waits_s: tuple[float, ...]
+    waits_s: list[float]
 
 
 @dataclass(slots=True)
 class _Pass:
-    """What the older waiters leave to the younger in one pass over the queue."""
+    """What the older waiters leave to the younger in one pass over the queue.
+
+    It holds for newcomers too until the next pass: nobody's turn comes earlier than was found, unless a key becomes
+    free that is closed, or time passes `wake_at`.
+    """
 
     now: float
-    closed: set[str] = field(default_factory=set[str])
-    kept: dict[str, tuple[float, Need]] = field(default_factory=dict[str, tuple[float, Need]])
-    ahead: dict[str, int] = field(default_factory=dict[str, int])
-
-    def count(self, waiter: Waiter) -> None:
-        """Let those who come after know how many stand before them."""
-        for key in waiter.keys:
-            self.ahead[key] = self.ahead.get(key, 0) + 1
+    closed: set[KeyState] = field(default_factory=set[KeyState])
+    kept: dict[KeyState, tuple[float, Need]] = field(default_factory=dict[KeyState, tuple[float, Need]])
+    answers: list[Answer] = field(default_factory=list[Answer])
+    wake_at: float = inf
 
 
 class Waiters:
-    """Held acquires by id, oldest first, bounded per key and in all."""
+    """Held acquires by id, in queues by their keys, bounded per key and in all; `wake_at` is when to serve again."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: Rules, epoch: int) -> None:
         self._rules = rules
+        self._epoch = epoch
         self._waiting: dict[str, Waiter] = {}
+        self._queues: dict[Pool, deque[Waiter]] = {}
+        self._deadlines: list[tuple[float, int, Waiter]] = []
+        self._last = _Pass(0.0)
+        self._count = 0
+        self.wake_at = inf
 
     def __contains__(self, acquire: str) -> bool:
         return acquire in self._waiting
 
-    def add(self, request: Acquire, states: tuple[KeyState, ...], need: Need, now: float) -> Wait | None:
-        """Hold an acquire, or answer with `Wait` where a queue is full."""
-        rules = self._rules
-        for state in states:
-            if state.waiting >= rules.max_waiting_per_key or len(self._waiting) >= rules.max_waiting:
-                return self._wait(state, need, now, rules.slot_retry_s, state.waiting, "queue_full")
-        keys = frozenset(state.limit.key for state in states)
-        self._waiting[request.id] = Waiter(request, states, keys, need, now, now + request.wait_ms / 1000)
-        for state in states:
-            state.waiting += 1
-        return None
+    def __len__(self) -> int:
+        return len(self._waiting)
 
-    def remove(self, acquire: str) -> bool:
-        """Forget a held acquire; False where it is not held."""
+    def full(self, pool: Pool) -> KeyState | None:
+        """The key whose queue takes nobody more; any of the pool where all are too many."""
+        rules = self._rules
+        if len(self._waiting) >= rules.max_waiting:
+            return pool.states[0]
+        return next((state for state in pool.states if state.waiting >= rules.max_waiting_per_key), None)
+
+    def add(self, waiter: Waiter) -> None:
+        """Hold an acquire."""
+        self._count += 1
+        waiter.number = self._count
+        self._waiting[waiter.request.id] = waiter
+        queue = self._queues.get(waiter.pool)
+        if queue is None:
+            queue = self._queues[waiter.pool] = deque()
+        queue.append(waiter)
+        if len(self._deadlines) > 2 * len(self._waiting) + 64:
+            self._compact()
+        heappush(self._deadlines, (waiter.deadline, waiter.number, waiter))
+        for state in waiter.pool.states:
+            state.waiting += 1
+        self.wake_at = min(self.wake_at, waiter.deadline)
+
+    def look(self, waiter: Waiter, now: float, grant: Grant) -> PermitReply | None:
+        """Decide on the youngest alone, where no pass is due; None where it waits."""
+        this = self._last
+        this.now = now
+        if self._answered(waiter, this, grant):
+            return this.answers.pop().reply
+        self.wake_at = min(self.wake_at, this.wake_at)
+        if waiter.deadline > now:
+            return None
+        self.remove(waiter.request.id)
+        return self._refusal(waiter, now)
+
+    def awaits(self, freed: set[KeyState]) -> bool:
+        """True where somebody's turn may have come because these keys are free."""
+        return not self._last.closed.isdisjoint(freed)
+
+    def remove(self, acquire: str) -> Waiter | None:
+        """Forget a held acquire; None where it is not held."""
         waiter = self._waiting.pop(acquire, None)
-        if waiter is None:
+        if waiter is not None:
+            waiter.alive = False
+            for state in waiter.pool.states:
+                state.waiting -= 1
+                state.left += 1
+            if not self._waiting:
+                self._last = _Pass(waiter.since)
+        return waiter
+
+    def regroup(self, pool_of: Callable[[tuple[str, ...]], Pool | str]) -> None:
+        """Let all wait for their keys as they are configured now; where one is not any more, as it was."""
+        self._queues = {}
+        for waiter in self._waiting.values():
+            found = pool_of(waiter.request.keys)
+            if isinstance(found, Pool):
+                waiter.pool = found
+            self._queues.setdefault(waiter.pool, deque()).append(waiter)
+
+    def _compact(self) -> None:
+        """Forget those who left before their time, so that a storm of them leaves nothing behind."""
+        self._deadlines = [entry for entry in self._deadlines if entry[2].alive]
+        heapify(self._deadlines)
+        for pool, queue in list(self._queues.items()):
+            alive = deque(waiter for waiter in queue if waiter.alive)
+            if alive:
+                self._queues[pool] = alive
+            else:
+                del self._queues[pool]
+
+    # --- a pass --------------------------------------------------------------------------------------
+
+    def serve(self, now: float, grant: Grant) -> list[Answer]:
+        """Grant and turn away whom time allows, oldest first; only the head of a queue can be anybody's turn."""
+        this = _Pass(now)
+        heads = [(queue[0].number, queue) for queue in self._queues.values() if _trim(queue)]
+        heapify(heads)
+        while heads and not self._all_closed(this):
+            queue = heads[0][1]
+            if self._answered(queue[0], this, grant) and _trim(queue):
+                heapreplace(heads, (queue[0].number, queue))
+            else:
+                heappop(heads)
+        self._last = this
+        self._end_late(this)
+        self._queues = {pool: queue for pool, queue in self._queues.items() if queue}
+        self.wake_at = min(this.wake_at, self._deadlines[0][0] if self._deadlines else inf)
+        answers, this.answers = this.answers, []
+        return answers
+
+    def _all_closed(self, this: _Pass) -> bool:
+        """True where everybody waits for one key that is closed, as for the one provider of many tenants."""
+        waiting = len(self._waiting)
+        return len(this.closed) < 4 and any(state.waiting == waiting for state in this.closed)
+
+    def _answered(self, waiter: Waiter, this: _Pass, grant: Grant) -> bool:
+        """Decide on the head of a queue; False where it waits on, and all of its queue with it."""
+        if not this.closed.isdisjoint(waiter.pool.states):
             return False
-        for state in waiter.states:
-            state.waiting -= 1
+        now = this.now
+        turn, alone = self._turn(waiter, this)
+        if turn.ready <= now + self._rules.book_s + NOTHING_S and now <= waiter.deadline + LATE_S:
+            self.remove(waiter.request.id)
+            reply = grant(waiter, max(0.0, turn.ready - now), alone)
+        elif waiter.deadline <= now or waiter.deadline < turn.ready < FOREVER_S:
+            self.remove(waiter.request.id)
+            seconds = max(0.0, turn.ready - now)
+            reply = self.turn_away(waiter, turn.limiting, turn.reason, seconds, now)
+        else:
+            self._reserve(waiter, turn, this)
+            this.wake_at = min(this.wake_at, turn.ready - self._rules.book_s)
+            return False
+        this.answers.append(Answer(waiter.request.id, reply))
         return True
 
-    def serve(self, now: float, grant: Grant) -> tuple[list[Answer], float]:
-        """Grant and turn away whom time allows; the answers, and when to serve again (infinite: on a message)."""
-        this = _Pass(now)
-        answers: list[Answer] = []
-        wake_at = inf
-        for waiter in list(self._waiting.values()):
-            if waiter.deadline > now and not this.closed.isdisjoint(waiter.keys):  # most of a long queue ends here
-                this.count(waiter)
-                wake_at = min(wake_at, waiter.deadline)
-                continue
-            turn = self._turn(waiter, this)
-            reply, wait_until = self._decide(waiter, turn, this, grant)
-            if reply is None:
-                wake_at = min(wake_at, wait_until)
-            else:
-                answers.append(Answer(waiter.request.id, reply))
-        return answers, wake_at
-
-    def _decide(
-        self, waiter: Waiter, turn: _Turn | None, this: _Pass, grant: Grant
-    ) -> tuple[PermitReply | None, float]:
-        """The waiter's answer, or None and when to look at it again."""
-        now, over = this.now, waiter.deadline <= this.now
-        if turn is not None and turn.ready <= now + self._rules.book_s + NOTHING_S and now <= waiter.deadline + LATE_S:
-            self.remove(waiter.request.id)
-            return grant(waiter, max(0.0, turn.ready - now)), inf
-        hopeless = turn is not None and waiter.deadline < turn.ready < FOREVER_S
-        if over or hopeless:
-            self.remove(waiter.request.id)
-            reply = self._turn_away(waiter, turn, this)
-        else:
-            reply = None
-            if turn is not None:
-                self._reserve(waiter, turn, this)
-        this.count(waiter)
-        return reply, min(waiter.deadline, turn.ready - self._rules.book_s if turn is not None else inf)
-
-    def _turn(self, waiter: Waiter, this: _Pass) -> _Turn | None:
-        """When a waiter's turn comes; None while older ones stand before it at one of its keys."""
-        if not this.closed.isdisjoint(waiter.keys):
-            return None
-        obstacles = [state.obstacle(waiter.need, this.now) for state in waiter.states]
-        waits_s = tuple(obstacle.seconds for obstacle in obstacles)
+    def _turn(self, waiter: Waiter, this: _Pass) -> tuple[_Turn, bool]:
+        """When a waiter's turn comes, and whether it may take one permit only, so as not to put off an older one."""
+        states = waiter.pool.states
+        obstacles = [state.obstacle(waiter.need, this.now) for state in states]
+        waits_s = [seconds for seconds, _ in obstacles]
         longest_s = max(waits_s)
+        alone = False
+        if this.kept and longest_s <= self._rules.book_s + NOTHING_S:
+            for at, state in enumerate(states):
+                kept = this.kept.get(state)
+                if kept is None:
+                    continue
+                alone = True
+                if not state.leaves(waiter.need, longest_s, kept[1], kept[0] - this.now):
+                    waits_s[at] = inf
+                    return _Turn(kept[0], state, obstacles[at][1], waits_s), True
         at = waits_s.index(longest_s)
-        if longest_s <= self._rules.book_s + NOTHING_S:
-            for index, state in enumerate(waiter.states):
-                kept = this.kept.get(state.limit.key)
-                if kept is not None and not state.leaves(waiter.need, longest_s, kept[1], kept[0] - this.now):
-                    waits_s = tuple(inf if i == index else wait_s for i, wait_s in enumerate(waits_s))
-                    return _Turn(kept[0], state, obstacles[index].reason, waits_s)
-        return _Turn(this.now + longest_s, waiter.states[at], obstacles[at].reason, waits_s)
+        return _Turn(this.now + longest_s, states[at], obstacles[at][1], waits_s), alone
 
     def _reserve(self, waiter: Waiter, turn: _Turn, this: _Pass) -> None:
         """Close the limiting keys to younger waiters, and keep room on the others until the waiter's turn."""
         longest_s = max(turn.waits_s)
-        for state, wait_s in zip(waiter.states, turn.waits_s, strict=True):
+        for state, wait_s in zip(waiter.pool.states, turn.waits_s, strict=True):
             if wait_s >= longest_s:
-                this.closed.add(state.limit.key)
+                this.closed.add(state)
             elif turn.ready < FOREVER_S:
-                this.kept.setdefault(state.limit.key, (turn.ready, waiter.need))
+                this.kept.setdefault(state, (turn.ready, waiter.need))
 
-    def _turn_away(self, waiter: Waiter, turn: _Turn | None, this: _Pass) -> Wait:
-        if turn is not None:
-            limiting, reason, seconds = turn.limiting, turn.reason, max(0.0, turn.ready - this.now)
-        else:
-            limiting = next(state for state in waiter.states if state.limit.key in this.closed)
-            obstacle = limiting.obstacle(waiter.need, this.now)
-            reason, seconds = obstacle.reason, obstacle.seconds
-        ahead = this.ahead.get(limiting.limit.key, 0)
-        return self._wait(limiting, waiter.need, this.now, seconds, ahead, reason)
+    def _end_late(self, this: _Pass) -> None:
+        """Turn away those whose time ended behind others."""
+        while self._deadlines and (self._deadlines[0][0] <= this.now or not self._deadlines[0][2].alive):
+            waiter = heappop(self._deadlines)[2]
+            if waiter.alive:
+                self.remove(waiter.request.id)
+                this.answers.append(Answer(waiter.request.id, self._refusal(waiter, this.now)))
 
-    def _wait(self, state: KeyState, need: Need, now: float, seconds: float, ahead: int, reason: WaitReason) -> Wait:
-        """Say when to ask again, one place in the line behind those `ahead` and those turned away before."""
+    # --- those who are turned away ---------------------------------------------------------------------
+
+    def _refusal(self, waiter: Waiter, now: float) -> Wait:
+        """Turn away one whose time ended behind others."""
+        states = waiter.pool.states
+        limiting = next((state for state in states if state in self._last.closed), states[0])
+        seconds, reason = limiting.obstacle(waiter.need, now)
+        return self.turn_away(waiter, limiting, reason, seconds, now)
+
+    def turn_away(self, waiter: Waiter, limiting: KeyState, reason: WaitReason, seconds: float, now: float) -> Wait:
+        """Say when to ask again, one place in the line behind those ahead and those turned away before."""
+        waiter.give_back_ration()
         if seconds == FOREVER_S:
             seconds = self._rules.slot_retry_s
-        interval_s = state.interval_s(need)
-        back_at = state.place_in_line(now, now + seconds + ahead * interval_s, interval_s)
-        retry_after_ms = min(max(1, ceil((back_at - now) * 1000)), 86_400_000)
-        return Wait(retry_after_ms=retry_after_ms, limiting_key=state.limit.key, reason=reason)
+        interval_s = limiting.interval_s(waiter.need)
+        earliest = now + seconds + waiter.still_ahead(limiting) * interval_s
+        back_at = limiting.place_in_line(now, earliest, interval_s)
+        return wait(limiting.key, reason, back_at - now, self._epoch)
+
+
+def wait(key: str, reason: WaitReason, seconds: float, epoch: int) -> Wait:
+    """Come back in `seconds`, in the bounds of the contract."""
+    retry_after_ms = min(max(1, ceil(seconds * 1000)), MAX_RETRY_MS)
+    return Wait(retry_after_ms=retry_after_ms, limiting_key=key, reason=reason, epoch=epoch)
+
+
+def _trim(queue: deque[Waiter]) -> bool:
+    """Forget those at the front who have left; False where nobody is there any more."""
+    while queue and not queue[0].alive:
+        queue.popleft()
+    return bool(queue)

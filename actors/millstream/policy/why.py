@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from millstream.policy.why_held import Lane, Pool, Waiting, duration, stopped, waiting
 from millstream_schemas.lifecycle import State
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -33,6 +34,12 @@ class Known:
     ahead: int = 0
     """Tasks that are ready in the same queue, this one among them."""
     limits: tuple[str, ...] = ()
+    metered: bool = False
+    """Whether the releaser let it out of a lane, or is to."""
+    lane: Lane | None = None
+    """Where it stands while it is held."""
+    pool: Pool | None = None
+    """What the governor says of its limits; None where it has none, or nothing was asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +48,8 @@ class Why:
 
     sentence: str
     source: str
+    waiting: Waiting | None = None
+    """For a metered task: the limit in the way, and how long that may take."""
 
 
 def explain(known: Known) -> Why:
@@ -49,7 +58,7 @@ def explain(known: Known) -> Why:
         case "queued":
             return _queued(known)
         case "held":
-            return Why(_said(f"It is held{_for(known)}"), "last event of the task")
+            return _held(known)
         case "scheduled":
             return _scheduled(known)
         case "processing":
@@ -69,18 +78,43 @@ def explain(known: Known) -> Why:
             return Why(_said(f"Its deadline passed before a start, {_ago(known)}{note}"), "event `expired`")
 
 
-def _queued(known: Known) -> Why:
+def _unserved(known: Known) -> Why | None:
     if not known.workers:
         return Why("It is ready, but no worker is alive.", "worker registry: it is empty")
-    if not known.served:
-        sentence = (
-            f"It is ready, but none of {_plural(known.workers, 'live worker')} serves its type `{known.task_type}` "
-            f"in queue `{known.queue}`."
-        )
-        return Why(sentence, "worker registry: announced task types")
+    if known.served:
+        return None
+    sentence = (
+        f"It is ready, but none of {_plural(known.workers, 'live worker')} serves its type `{known.task_type}` "
+        f"in queue `{known.queue}`."
+    )
+    return Why(sentence, "worker registry: announced task types")
+
+
+def _held(known: Known) -> Why:
+    unserved = _unserved(known)
+    if unserved is not None:
+        return unserved
+    lane = known.lane or Lane(1, 1)
+    limits = f" for {', '.join(known.limits)}" if known.limits else " for its turn"
+    found = waiting(lane, (known.pool or Pool()) if known.limits else None)
+    source = "event `held`, lanes of the read model"
+    if known.limits:
+        silent = known.pool is None or known.pool.gate is None
+        source += "; the governor is silent" if silent else ", gate of the governor"
+    return Why(_said(f"It is held{limits}: {found.text}"), source, found)
+
+
+def _queued(known: Known) -> Why:
+    unserved = _unserved(known)
+    if unserved is not None:
+        return unserved
     limits = f" and for a permit of {', '.join(known.limits)}" if known.limits else ""
     others = f"; {_plural(known.ahead, 'task')} ready in queue `{known.queue}`" if known.ahead > 1 else ""
-    return Why(f"It is ready and waits for a free slot of a worker{limits}{others}.", "event `queued`, worker registry")
+    how = "It was released from its lane" if known.metered else "It is ready"
+    source = "event `released`, worker registry" if known.metered else "event `queued`, worker registry"
+    stop = stopped(known.pool) if known.pool is not None else None
+    now = f". Now {stop.text}" if stop is not None else ""
+    return Why(_said(f"{how} and waits for a free slot of a worker{limits}{others}{now}"), source, stop)
 
 
 def _scheduled(known: Known) -> Why:
@@ -94,9 +128,12 @@ def _scheduled(known: Known) -> Why:
         case _:
             what = "Its producer asked for a later start"
     detail = known.waits_for.partition(": ")[2]
+    stop = stopped(known.pool) if known.pool is not None else None
+    now = f". Now {stop.text}" if stop is not None else ""
     return Why(
-        _said(f"{what}{f' ({detail})' if detail else ''}; it is due {_due(known)}"),
+        _said(f"{what}{f' ({detail})' if detail else ''}; it is due {_due(known)}{now}"),
         "event `scheduled`: `due_at`, `why`",
+        stop,
     )
 
 
@@ -122,10 +159,6 @@ def _processing(known: Known) -> Why:
     )
 
 
-def _for(known: Known) -> str:
-    return f": {known.waits_for}" if known.waits_for else ""
-
-
 def _due(known: Known) -> str:
     if known.due_at is None:
         return "at an unknown time"
@@ -145,17 +178,3 @@ def _said(text: str) -> str:
 
 def _plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def duration(seconds: float) -> str:
-    """A length of time for people: `3.2 s`, `4 min 5 s`, `2 h 3 min`, `5 d 1 h`."""
-    seconds = max(seconds, 0.0)
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours} h {minutes} min"
-    return f"{hours // 24} d {hours % 24} h"

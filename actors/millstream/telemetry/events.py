@@ -28,7 +28,13 @@ EVENTS: Final[dict[str, str]] = {
     "task.parked": "a worker gave a task back until later",
     "intake.paused": "the store is too full to admit tasks; they wait in INBOX, which refuses new ones once it is full",
     "intake.resumed": "the store has room again, and tasks are admitted",
+    "releaser.elected": "a dispatcher was elected to release held tasks",
+    "releaser.retired": "a dispatcher releases no more: it is stopping, or may have lost its election",
     "consumer.redeclared": "a consumer that somebody deleted was declared anew",
+    "leader.waiting": "another process leads; this one stands by",
+    "config.changed": "a new configuration document is in effect",
+    "config.refused": "a configuration document has faults and was not taken; what was in effect stays",
+    "budget.warning": "spending passed the soft threshold of a budget",
     "broker.trouble": "the broker refused or did not answer; the actor tries again",
 }
 

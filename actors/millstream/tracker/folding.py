@@ -12,7 +12,8 @@ from millstream.tracker.projection import apply, apply_info
 from millstream.tracker.snapshot import Batch, bucket_of, moved
 from millstream.tracker.store import Position, Store, Tally, Writes
 from millstream_schemas.codec import UnknownMessage, decode_event, decode_info
-from millstream_schemas.events import Alias, Conflict, Duplicate
+from millstream_schemas.events import Alias
+from millstream_schemas.infos import Conflict, Duplicate
 from millstream_schemas.names import EventAddress, Names
 
 CACHED_ROWS = 20_000

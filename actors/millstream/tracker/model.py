@@ -79,6 +79,7 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=Fal
     step: str | None = None
     idempotency_key: str | None = None
     limits: list[str] = []
+    """Its pool of limit keys where it is metered, else those that its producer named."""
     payload_ref: str | None = None
     payload_bytes: int = 0
     deadline_at: float | None = None
@@ -106,6 +107,18 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=Fal
     stale_outcomes: int = 0
     unknown_fields: list[str] = []
     clamped: list[str] = []
+    lane: str = ""
+    """Of a metered task: the lane in which it waits, or waited before its release."""
+    again: bool = False
+    """It ran or waited before, and goes before the others of its lane."""
+    cost: float = 1.0
+    """What it weighs in fair order."""
+    held_seq: int = 0
+    """Sequence of its last `held` event: the order within a lane."""
+    held_at: float | None = None
+    """Since when it is held; None while it is not."""
+    held_s: float = 0.0
+    """How long this generation was held before, all its turns together."""
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -137,6 +150,16 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     row: TaskRow
     entry: Entry
     info: bool
+
+
+def lane_of(row: TaskRow) -> str:
+    """The lane of a held task as a whole: a queue's classes each have their own."""
+    return f"{row.queue}/{row.priority}/{row.lane}"
+
+
+def pool_of(row: TaskRow) -> str:
+    """The limits that a held task shares with others; a queue that is only fair is a pool by itself."""
+    return "\n".join(row.limits) or f"/{row.queue}"
 
 
 class Counts(msgspec.Struct, kw_only=True):

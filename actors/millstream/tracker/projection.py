@@ -4,48 +4,33 @@ from typing import Any, assert_never
 
 from msgspec.structs import replace
 
-from millstream.tracker.model import Attempt, Entry, Step, TaskError, TaskProgress, TaskRow, Verdict, short
+from millstream.tracker.lines import Fields, LifeEvent, detail_of, on_info
+from millstream.tracker.model import Attempt, Entry, Step, TaskError, TaskRow, Verdict, short
 from millstream_schemas.events import (
     AttemptFailed,
     Cancelled,
     Card,
     Completed,
-    Conflict,
-    Duplicate,
     Event,
     Expired,
     Failed,
     Failure,
-    Info,
+    Held,
     Interrupted,
     Parked,
-    Progress,
     Queued,
+    Released,
     Retrying,
     Scheduled,
-    StaleOutcome,
     Started,
     TaskInfo,
-    UnknownFields,
     Usage,
 )
+from millstream_schemas.infos import Info
 from millstream_schemas.lifecycle import TERMINAL, TRANSITIONS, State, state_after
 
 MAX_ATTEMPTS_SHOWN = 50
-LifeEvent = (
-    Queued
-    | Scheduled
-    | Retrying
-    | Started
-    | Completed
-    | AttemptFailed
-    | Parked
-    | Interrupted
-    | Failed
-    | Expired
-    | Cancelled
-)
-Fields = dict[str, Any]
+Waiting = Queued | Held | Released | Scheduled | Retrying
 _NOTHING_USED = Usage()
 
 
@@ -61,7 +46,7 @@ def apply(row: TaskRow | None, event: LifeEvent, seq: int, at: float, inbox_stre
     """
     kind = kind_of(event)
     verdict, state = _judge(row, event, kind)
-    detail = short(_detail(event))
+    detail = short(detail_of(event))
     if verdict != "folded" and row is not None:
         entry = Entry(
             seq=seq, at=at, kind=kind, state=row.state, attempt=event.card.attempt, detail=f"{verdict}: {detail}"
@@ -71,6 +56,8 @@ def apply(row: TaskRow | None, event: LifeEvent, seq: int, at: float, inbox_stre
     base = row if row is not None else _blank(card, state, seq, at)
     since = at if row is None or row.state != state else row.since
     after = _with_card(base, card, state, since, seq, inbox_stream)
+    if base.held_at is not None:
+        after = replace(after, held_at=None, held_s=base.held_s + max(at - base.held_at, 0.0))
     if card.generation != base.generation:
         after = _begun_anew(after, card)
     task: TaskInfo | None = getattr(event, "task", None)
@@ -84,7 +71,7 @@ def apply(row: TaskRow | None, event: LifeEvent, seq: int, at: float, inbox_stre
 
 def apply_info(row: TaskRow, info: Info, seq: int, at: float) -> Step:
     """The row after an info; its state never moves."""
-    fields, detail = _on_info(row, info, at)
+    fields, detail = on_info(row, info, at)
     entry = Entry(seq=seq, at=at, kind=kind_of(info), state=row.state, attempt=row.attempt, detail=short(detail))
     return Step(row=replace(row, **fields, seq=seq), entry=entry)
 
@@ -154,6 +141,8 @@ def _begun_anew(row: TaskRow, card: Card) -> TaskRow:
         has_result=False,
         progress=None,
         usage=_NOTHING_USED,
+        lane="",
+        held_s=0.0,
     )
 
 
@@ -179,12 +168,8 @@ def _with_task(row: TaskRow, task: TaskInfo) -> TaskRow:
 def _on_kind(row: TaskRow, event: LifeEvent, at: float) -> TaskRow:
     card = event.card
     match event:
-        case Queued():
-            return replace(row, due_at=None, waits_for="", worker_id="", progress=None)
-        case Scheduled():
-            return replace(row, due_at=event.due_at, waits_for=short(event.why), worker_id="")
-        case Retrying():
-            return replace(row, due_at=event.due_at, waits_for="", worker_id="", progress=None)
+        case Queued() | Held() | Released() | Scheduled() | Retrying():
+            return _on_waiting(row, event, at)
         case Started():
             return _started(row, event, at)
         case Completed():
@@ -216,6 +201,44 @@ def _on_kind(row: TaskRow, event: LifeEvent, at: float) -> TaskRow:
 
 def _ended(row: TaskRow, at: float, **more: Any) -> TaskRow:
     return replace(row, ended_at=at, due_at=None, waits_for="", progress=None, **more)
+
+
+def _on_waiting(row: TaskRow, event: Waiting, at: float) -> TaskRow:
+    match event:
+        case Queued():
+            return replace(row, due_at=None, waits_for="", worker_id="", progress=None, lane="")
+        case Held():
+            return _held(row, event, at)
+        case Released():
+            return row
+        case Scheduled():
+            fields: Fields = {
+                "due_at": event.due_at,
+                "waits_for": short(event.why),
+                "worker_id": "",
+                "lane": event.lane,
+            }
+            return replace(row, **fields, limits=event.limits or row.limits)
+        case Retrying():
+            return replace(row, due_at=event.due_at, waits_for="", worker_id="", progress=None)
+        case _:
+            assert_never(event)
+
+
+def _held(row: TaskRow, event: Held, at: float) -> TaskRow:
+    return replace(
+        row,
+        due_at=None,
+        waits_for="",
+        worker_id="",
+        progress=None,
+        lane=event.lane,
+        again=event.again,
+        cost=event.cost,
+        limits=event.limits or row.limits,
+        held_seq=row.seq,
+        held_at=at,
+    )
 
 
 def _started(row: TaskRow, event: Started, at: float) -> TaskRow:
@@ -291,51 +314,3 @@ def _plus(before: Usage, used: Usage) -> Usage:
         cost_usd=before.cost_usd + used.cost_usd,
         runtime_s=before.runtime_s + used.runtime_s,
     )
-
-
-def _detail(event: LifeEvent) -> str:
-    match event:
-        case Queued() | Completed() | Retrying() | Interrupted():
-            return ""
-        case Started():
-            return event.worker_id
-        case AttemptFailed():
-            return _sentence(event.failure)
-        case Failed():
-            return f"{event.reason}: {_sentence(event.failure)}"
-        case Parked():
-            return f"{event.reason}: {event.detail}" if event.detail else event.reason
-        case Scheduled():
-            return event.why
-        case Expired():
-            return event.detail
-        case Cancelled():
-            return ": ".join(part for part in (event.by, event.note) if part)
-        case _:
-            assert_never(event)
-
-
-def _sentence(failure: Failure) -> str:
-    return ": ".join(part for part in (failure.error_type or failure.reason, failure.message) if part)
-
-
-def _on_info(row: TaskRow, info: Info, at: float) -> tuple[Fields, str]:
-    match info:
-        case Progress():
-            said = short(info.message)
-            told = f"{info.fraction:.0%} {said}".rstrip()
-            if row.state != "processing":
-                return {}, told
-            return {"progress": TaskProgress(fraction=info.fraction, message=said, at=at)}, told
-        case Duplicate():
-            return {"duplicates": row.duplicates + 1}, f"submit {info.inbox_seq} was dropped"
-        case Conflict():
-            return {"conflicts": row.conflicts + 1}, f"submit {info.inbox_seq} was dropped: {info.detail}"
-        case StaleOutcome():
-            return {"stale_outcomes": row.stale_outcomes + 1}, f"{info.outcome} of {info.execution_id}"
-        case UnknownFields():
-            names = list(dict.fromkeys([*row.unknown_fields, *(short(name, 128) for name in info.names)]))[:64]
-            clamped = list(dict.fromkeys([*row.clamped, *info.clamped]))[:64]
-            return {"unknown_fields": names, "clamped": clamped}, ", ".join([*info.names, *info.clamped])
-        case _:
-            assert_never(info)

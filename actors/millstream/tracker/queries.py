@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from millstream.tracker.model import Change, Entry, TaskRow
+from millstream.tracker.model import Change, Entry, TaskRow, lane_of, pool_of
 from millstream.tracker.schema import LINES_UP_TO, open_reader
 from millstream_schemas.keys import is_key
 from millstream_schemas.lifecycle import WAITING
@@ -54,6 +54,16 @@ class Page:
 
     items: list[TaskRow]
     next: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a held task stands: from 1 among `of` in its lane; how many lanes share its limits, and how many tasks in them."""
+
+    place: int
+    of: int
+    lanes: int
+    waiting: int
 
 
 class Reader:
@@ -109,6 +119,10 @@ class Reader:
     async def watched(self, queue_name: str, ended_after: float, limit: int) -> list[TaskRow]:
         """What a person looks at first: running tasks, then waiting ones, then those that ended last."""
         return await self._run(lambda db: _watched(db, queue_name, ended_after, limit))
+
+    async def place(self, row: TaskRow) -> Place:
+        """Where a held task stands now."""
+        return await self._run(lambda db: _place(db, row))
 
     async def ready_since(self, queue_name: str) -> float | None:
         """Since when the task waits that has been ready longest, judged by the oldest hundred."""
@@ -280,6 +294,16 @@ def _watched(db: sqlite3.Connection, name: str, ended_after: float, limit: int) 
     query = "SELECT doc FROM task WHERE queue = ? AND ended_at >= ? ORDER BY ended_at DESC LIMIT ?"
     found += [_row.decode(doc) for (doc,) in db.execute(query, (name, ended_after, limit - len(found)))]
     return found
+
+
+def _place(db: sqlite3.Connection, row: TaskRow) -> Place:
+    pool, lane = pool_of(row), lane_of(row)
+    again = int(row.again)
+    ahead_of = "SELECT COUNT(*) FROM held WHERE pool = ? AND lane = ? AND (again > ? OR (again = ? AND seq < ?))"
+    (ahead,) = db.execute(ahead_of, (pool, lane, again, again, row.held_seq)).fetchone()
+    (of,) = db.execute("SELECT COUNT(*) FROM held WHERE pool = ? AND lane = ?", (pool, lane)).fetchone()
+    lanes, waiting = db.execute("SELECT COUNT(DISTINCT lane), COUNT(*) FROM held WHERE pool = ?", (pool,)).fetchone()
+    return Place(ahead + 1, max(of, ahead + 1), max(lanes, 1), max(waiting, ahead + 1))
 
 
 def _ready_since(db: sqlite3.Connection, name: str) -> float | None:

@@ -5,7 +5,7 @@ import sqlite3
 from pathlib import Path
 from typing import Final
 
-USER_VERSION: Final = 2
+USER_VERSION: Final = 3
 """Raised with every change of a table or of what a row means; another number in a file means: rebuild it."""
 
 _TABLES: Final = """
@@ -26,6 +26,10 @@ CREATE INDEX task_run ON task (run_id) WHERE run_id IS NOT NULL;
 CREATE INDEX task_state ON task (state);
 CREATE INDEX task_queue_state ON task (queue, state);
 CREATE INDEX task_ended ON task (queue, ended_at) WHERE ended_at IS NOT NULL;
+CREATE TABLE held (
+  task INTEGER PRIMARY KEY, pool TEXT NOT NULL, lane TEXT NOT NULL, again INTEGER NOT NULL, seq INTEGER NOT NULL
+) STRICT;
+CREATE INDEX held_place ON held (pool, lane, again DESC, seq);
 CREATE TABLE timeline (
   seq INTEGER PRIMARY KEY, task INTEGER NOT NULL, before INTEGER NOT NULL, at REAL NOT NULL, kind TEXT NOT NULL,
   state TEXT NOT NULL, attempt INTEGER NOT NULL, info INTEGER NOT NULL, detail TEXT NOT NULL

@@ -9,7 +9,7 @@ import msgspec
 
 from millstream.errors import AlreadyRunning
 from millstream.tracker import schema
-from millstream.tracker.model import Entry, TaskRow
+from millstream.tracker.model import Entry, TaskRow, lane_of, pool_of
 from millstream.tracker.snapshot import Batch
 from millstream.tracker.statements import insert, update
 
@@ -128,6 +128,20 @@ class Store:
         _ADD_TAGS.run(self._db, [(_storable(tag), row.n) for row in (*new, *renamed) for tag in row.tags])
         _MOVE_TASKS.run(self._db, moved)
         _CHANGE_TASKS.run(self._db, same)
+        self._write_lanes(writes)
+
+    def _write_lanes(self, writes: Writes) -> None:
+        """What is held now stands in its lane, nothing else does; a task that was held and released at once never does."""
+        entered: list[tuple[object, ...]] = []
+        left: list[tuple[int]] = []
+        for before, row in zip(writes.before.values(), writes.rows.values(), strict=True):
+            if row.state == "held":
+                if before is None or before.state != "held" or before.held_seq != row.held_seq:
+                    entered.append((row.n, _storable(pool_of(row)), lane_of(row), int(row.again), row.held_seq))
+            elif before is not None and before.state == "held":
+                left.append((row.n,))
+        _ADD_HELD.run(self._db, entered)
+        self._many("DELETE FROM held WHERE task = ?", left)
 
     def _many(self, statement: str, rows: Iterable[tuple[object, ...]]) -> None:
         self._db.executemany(statement, rows)
@@ -166,6 +180,7 @@ _REPLACE_TASKS: Final = insert("INSERT OR REPLACE INTO task", 11)
 _MOVE_TASKS: Final = update("task", ("state", "since", "ended_at", "doc"), "n")
 _CHANGE_TASKS: Final = update("task", ("doc",), "n")
 """For what no index knows of, as progress."""
+_ADD_HELD: Final = insert("INSERT OR REPLACE INTO held", 5)
 _ADD_TAGS: Final = insert("INSERT OR IGNORE INTO tag", 2)
 _ADD_LINES: Final = insert("INSERT INTO timeline", 9)
 _ADD_RESULTS: Final = insert("INSERT OR REPLACE INTO result", 2)

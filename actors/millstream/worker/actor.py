@@ -10,7 +10,9 @@ from functools import partial
 
 from millstream._version import __version__
 from millstream.app import App
+from millstream.calls import Permits
 from millstream.client import Client
+from millstream.configuration import Configuration
 from millstream.errors import BrokerClosed, BrokerError, ConsumerMissing
 from millstream.journal import Journal
 from millstream.permits_client import PermitClient
@@ -23,6 +25,7 @@ from millstream.worker.context import Bench
 from millstream.worker.hands import Hands
 from millstream.worker.running import Running
 from millstream.worker.server_clock import ServerClock
+from millstream.worker.slots import Place, Slots
 from millstream_schemas.codec import encode
 from millstream_schemas.commands import HandlerInfo, WorkerInfo
 from millstream_schemas.names import PRIORITIES
@@ -46,7 +49,9 @@ class Worker:
         ids: Ids,
         telemetry: Telemetry,
         queues: Sequence[str] = (),
+        permits: Permits | None = None,
     ) -> None:
+        """`permits` stands in for those of the governor."""
         self._app = app
         self._broker = broker
         self._settings = settings
@@ -54,18 +59,19 @@ class Worker:
         self._clock = ServerClock(clock, broker, settings.names.work_stream)
         self._telemetry = telemetry
         self._queues = list(queues) or app.queues
-        self._slots = settings.worker.concurrency
         self._rotation = Rotation(tuple((queue, priority) for queue in self._queues for priority in PRIORITIES))
         self._wake = asyncio.Event()
         self._stopping = asyncio.Event()
         self._running = Running()
-        self._busy = 0
+        self._slots = Slots(settings.worker.concurrency, self._wake.set)
         self._held: Counter[ClassOfWork] = Counter()
         self._started_at = clock.now()
         self.worker_id = f"{socket.gethostname()[:40]}-{os.getpid()}-{ids.new()[-6:]}"
         names = settings.names
         self._names = names
-        self._permits = PermitClient(broker, names, self.worker_id, clock)
+        self._configuration = Configuration(broker, settings, telemetry)
+        self._governor = PermitClient(broker, names, self.worker_id, clock, self._configured)
+        self._permits: Permits = permits or self._governor
         self._bench = self._make_bench(ids)
         self._hands = Hands(self._bench, self._running, self._stopping)
 
@@ -77,6 +83,7 @@ class Worker:
             journal=Journal(broker, names, self._settings.lifetimes.event_ttl_s),
             names=names,
             settings=self._settings,
+            configured=self._configured,
             clock=self._clock,
             ids=ids,
             telemetry=self._telemetry,
@@ -87,8 +94,11 @@ class Worker:
             spans=Spans(),
         )
 
+    def _configured(self) -> Settings:
+        return self._configuration.settings
+
     def __repr__(self) -> str:
-        return f"Worker({self.worker_id}, busy={self._busy}/{self._slots}, queues={self._queues})"
+        return f"Worker({self.worker_id}, {self._slots!r}, queues={self._queues})"
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop` is set, then drain: take no more, let running work end within the grace, hand back the rest."""
@@ -96,8 +106,12 @@ class Worker:
         await self._clock.measure()
         bells = [await self._broker.listen(self._names.bell(queue), self._heard) for queue in self._queues]
         async with asyncio.TaskGroup() as group:
-            chores = [group.create_task(self._register()), group.create_task(self._permits.run(asyncio.Event()))]
-            chores.append(group.create_task(self._watch_connection()))
+            chores = [
+                group.create_task(self._register()),
+                group.create_task(self._governor.run(asyncio.Event())),
+                group.create_task(self._configuration.run(asyncio.Event())),
+                group.create_task(self._watch_connection()),
+            ]
             watcher = group.create_task(self._watch(stop))
             self._telemetry.emit("actor.started", worker_id=self.worker_id)
             async with asyncio.TaskGroup() as in_flight:
@@ -153,27 +167,39 @@ class Worker:
                 poll_s = min(poll_s * 2, POLL_MAX_S)
 
     async def _pull_round(self, in_flight: asyncio.TaskGroup) -> int:
-        """Ask the classes in weighted order for as much as there are free slots; returns what came."""
+        """Ask the classes in weighted order for as much as there is room; returns what came."""
         taken = 0
-        if self._busy >= self._slots:  # a turn that nobody could take would still be charged to its class
+        if not self._slots.room:  # a turn that nobody could take would still be charged to its class
             return taken
         for one in self._rotation.order():
-            free = self._slots - self._busy
-            if free <= 0 or self._stopping.is_set():
+            room = self._slots.room
+            if not room or self._stopping.is_set():
                 break
-            free = min(free, self._settings.queue(one[0]).max_running - self._held[one])
-            if free <= 0:  # the server would let such a pull wait, and all other classes with it
+            room = min(room, self._settings.queue(one[0]).max_running - self._held[one])
+            if room <= 0:  # the server would let such a pull wait, and all other classes with it
                 continue
             bells = self._rotation.bells(one)
-            deliveries = await self._pull(one, free)
-            if len(deliveries) < free:
+            deliveries = await self._pull_reserved(one, room)
+            if len(deliveries) < room:
                 self._rotation.rest(one, bells)
             for delivery in deliveries:
-                self._busy += 1
+                place = self._slots.place()
                 self._held[one] += 1
-                in_flight.create_task(self._hands.handle(delivery)).add_done_callback(partial(self._freed, one))
+                task = in_flight.create_task(self._hands.handle(delivery, place))
+                task.add_done_callback(partial(self._freed, one, place))
             taken += len(deliveries)
         return taken
+
+    async def _pull_reserved(self, one: ClassOfWork, room: int) -> list[Delivery]:
+        """What a class has now; whoever waits for a slot cannot take one that is already promised to it."""
+        self._slots.reserve(room)
+        came = 0
+        try:
+            deliveries = await self._pull(one, room)
+            came = len(deliveries)
+        finally:
+            self._slots.release(room - came)
+        return deliveries
 
     async def _pull(self, one: ClassOfWork, limit: int) -> list[Delivery]:
         """What a class has now; its consumer is declared anew where somebody deleted it."""
@@ -185,9 +211,9 @@ class Worker:
             self._telemetry.emit("consumer.redeclared", consumer=consumer, stream=self._names.work_stream)
             return await self._broker.pull(self._names.work_stream, consumer, limit)
 
-    def _freed(self, one: ClassOfWork, _: object) -> None:
-        self._busy -= 1
+    def _freed(self, one: ClassOfWork, place: Place, _: object) -> None:
         self._held[one] -= 1
+        place.leave()
         self._wake.set()
 
     def _heard(self, subject: str, body: bytes) -> None:
@@ -213,6 +239,7 @@ class Worker:
     async def _watch(self, stop: asyncio.Event) -> None:
         await stop.wait()
         self._stopping.set()
+        self._slots.drain()
         self._wake.set()
 
     async def _hard_stop(self) -> None:
@@ -233,7 +260,7 @@ class Worker:
         info = WorkerInfo(
             worker_id=self.worker_id,
             queues=self._queues,
-            slots=self._slots,
+            slots=self._slots.total,
             handlers=[
                 HandlerInfo(
                     task_type=task.task_type, queue=task.queue, limits=list(task.limits), timeout_s=task.timeout_s

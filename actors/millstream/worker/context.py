@@ -4,9 +4,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from millstream.app import App
+from millstream.calls import Permits
 from millstream.context import HandleLike
 from millstream.journal import Journal
-from millstream.permits_client import PermitClient
 from millstream.ports import Broker, Clock, Heart, Ids
 from millstream.settings import Settings
 from millstream.telemetry.events import Telemetry
@@ -25,10 +25,13 @@ class Bench:
     journal: Journal
     names: Names
     settings: Settings
+    """Of this process; see `configured` for what the fleet shares."""
+    configured: Callable[[], Settings]
+    """The settings with what is configured for the fleet now."""
     clock: Clock
     ids: Ids
     telemetry: Telemetry
-    permits: PermitClient
+    permits: Permits
     heart: Heart
     send: Send
     worker_id: str

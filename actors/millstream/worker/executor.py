@@ -13,15 +13,15 @@ from typing import Any
 
 import msgspec
 
+from millstream.answers import ERROR, OK, UNKNOWN, Said, said_of, status_in, wait_s
 from millstream.app import AnyTask
 from millstream.context import Context
-from millstream.errors import Cancel, Fatal, Retry, Snooze, Throttled
-from millstream.policy.durations import seconds
+from millstream.errors import BudgetExhausted, Cancel, Fatal, Retry, Snooze, Throttled
 from millstream.policy.results import NotEncodable, encode_strictly
-from millstream.policy.retry import ASKED
+from millstream.policy.retry import ASKED, names_refusal
 from millstream.policy.start import time_limit_s
 from millstream.policy.texts import MESSAGE_BYTES, TRACEBACK_BYTES, clean, fingerprint
-from millstream_schemas.envelope import MAX_WAIT_S
+from millstream_schemas.envelope import RetryPolicy
 from millstream_schemas.events import Failure
 
 STUBBORN_S = 5.0
@@ -33,13 +33,15 @@ class Good:
     """The handler returned; `result` is JSON."""
 
     result: bytes
+    said: Said = OK
 
 
 @dataclass(frozen=True, slots=True)
 class Bad:
-    """The attempt failed."""
+    """The attempt failed; `said` is what that says of the called service."""
 
     failure: Failure
+    said: Said = ERROR
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class Later:
     detail: str
     after_s: float | None = None
     until: float | None = None
+    said: Said = ERROR
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +60,14 @@ class CancelledByHandler:
     """The handler ended the task."""
 
     note: str
+    said: Said = ERROR
 
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
     """The worker ended the execution because it is stopping."""
+
+    said: Said = UNKNOWN
 
 
 Ending = Good | Bad | Later | CancelledByHandler | Stopped
@@ -84,15 +90,15 @@ async def execute(task: AnyTask, context: Context, max_result_bytes: int) -> End
     except asyncio.CancelledError as error:
         current = asyncio.current_task()
         if current is None or not current.cancelling():
-            return _ending(task, error)  # raised by the handler itself
+            return _ending(task, error, context)  # raised by the handler itself
         current.uncancel()
         return Stopped()
     except TimeoutError as error:
         if timer.expired():
-            return Bad(_timed_out(task, limit_s or 0.0))
-        return _ending(task, error)
+            return Bad(_timed_out(task, limit_s or 0.0), UNKNOWN)
+        return _ending(task, error, context)
     except BaseException as error:  # noqa: BLE001 - user code may raise anything; a real Ctrl-C is a signal of the loop
-        return _ending(task, error)
+        return _ending(task, error, context)
     return _result(value, max_result_bytes)
 
 
@@ -203,33 +209,45 @@ def _failure(reason: Any, error_type: str, message: str, path: str | None = None
     )
 
 
-def _ending(task: AnyTask, error: BaseException) -> Ending:
+def _ending(task: AnyTask, error: BaseException, context: Context) -> Ending:
     """What an exception of the handler means."""
+    said = said_of(error) if context.calls is None else context.calls.end(error)
     match error:
         case Throttled():
-            return Later(True, _reason(error.reason), after_s=_seconds(error.after))
+            return Later(True, _reason(error.reason), after_s=wait_s(error.after), said=said)
         case Snooze():
-            return Later(False, _reason(error.reason), until=_instant(error.until))
+            return Later(False, _reason(error.reason), until=_instant(error.until), said=said)
         case Cancel():
-            return CancelledByHandler(_reason(error.reason))
+            return CancelledByHandler(_reason(error.reason), said)
+        case BudgetExhausted():
+            return Bad(_raised(task, error, "budget_exhausted"), said)
         case Fatal():
-            return Bad(_raised(task, error, "fatal"))
+            return Bad(_raised(task, error, "fatal"), said)
         case Retry():
-            return Bad(_raised(task, error, "error", _seconds(error.after)))
+            return Bad(_raised(task, error, "error", wait_s(error.after)), said)
         case _:
-            return Bad(_raised(task, error, "error"))
+            return _answered(task, error, said, context.item.envelope.retry_policy)
+
+
+def _answered(task: AnyTask, error: BaseException, said: Said, policy: RetryPolicy | None) -> Ending:
+    """What an exception means that nobody raised for Millstream: the service's answer that it carries, if any, decides.
+
+    A refusal for now costs no attempt, unless the task's own policy names it.
+    """
+    reason = "fatal" if said.outcome == "too_large" else "error"
+    failure = _raised(task, error, reason, said.retry_after_s)
+    if said.asks_to_wait and not names_refusal(policy, f"http_{status_in(error)}", failure.classes):
+        return Later(True, _refused(error, said), after_s=said.retry_after_s, said=said)
+    return Bad(failure, said)
+
+
+def _refused(error: BaseException, said: Said) -> str:
+    text = said.detail or _text(error)
+    return clean(f"the called service answered {said.outcome}: {text}", 512)
 
 
 def _reason(given: object) -> str:
     return clean(str(given), 512)
-
-
-def _seconds(given: object) -> float | None:
-    """A wait that a handler asked for, in seconds; None, the default, for what is no duration."""
-    try:
-        return None if given is None else min(seconds(given), MAX_WAIT_S)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        return None
 
 
 def _instant(given: object) -> float | None:
@@ -280,16 +298,7 @@ def _classes(error: BaseException) -> list[str]:
     names.append(clean(qualified, 256))
     if isinstance(error, Retry):
         names.insert(0, ASKED)
-    for holder in (error, _attribute(error, "response")):
-        for attribute in ("status_code", "status"):
-            status = _attribute(holder, attribute)
-            if isinstance(status, int) and not isinstance(status, bool):
-                names.append(f"http_{int(status) % 10**6}")
+    status = status_in(error)
+    if status is not None:
+        names += [f"http_{status}", f"http_{status // 100}xx"]
     return list(dict.fromkeys(names))[:32]
-
-
-def _attribute(holder: object, name: str) -> object:
-    try:
-        return getattr(holder, name, None)
-    except Exception:  # noqa: BLE001 - a property of user code may raise anything
-        return None

@@ -16,8 +16,11 @@ from millstream.worker import outcomes
 from millstream.worker.context import Bench
 from millstream.worker.executor import Stopped
 from millstream.worker.running import Execution, Running
+from millstream.worker.slots import Place
+from millstream.worker.waits import HandBack, Waits
 from millstream_schemas.codec import UnknownMessage, decode_work_item
-from millstream_schemas.events import Event, StaleOutcome, Started, Usage
+from millstream_schemas.events import Event, Started, Usage
+from millstream_schemas.infos import StaleOutcome
 
 AGAIN_AFTER_S = 0.25
 GIVE_UP_AFTER_S = 300.0
@@ -35,11 +38,13 @@ class Hands:
     alone: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by the one task here that may be what ends workers: the others of its kind wait unclaimed."""
     tasks: Mapping[str, AnyTask] = field(init=False)
+    waits: Waits = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tasks", self.bench.app.tasks)
+        object.__setattr__(self, "waits", Waits(self.bench))
 
-    async def handle(self, delivery: Delivery) -> None:
+    async def handle(self, delivery: Delivery, place: Place) -> None:
         """The one boundary of a delivery: it is acked once the task's life says so, and else left alone."""
         try:
             item = decode_work_item(delivery.body)
@@ -50,7 +55,7 @@ class Hands:
         hold = Hold(item, bench.ids.new(), bench.worker_id, delivery.stream, delivery.seq, delivery.delivery)
         bench.heart.start(delivery, bench.settings.lease_s)
         try:
-            if await self._carry(hold, delivery):
+            if await self._carry(hold, delivery, place):
                 bench.broker.ack([delivery])
         except (BrokerError, UnknownMessage) as error:
             bench.telemetry.emit("broker.trouble", key=item.card.key, error=str(error))
@@ -59,46 +64,31 @@ class Hands:
         finally:
             bench.heart.stop(delivery)
 
-    async def _carry(self, hold: Hold, delivery: Delivery) -> bool:
+    async def _carry(self, hold: Hold, delivery: Delivery, place: Place) -> bool:
         """True when the delivery is to be acked, False for silence."""
-        task = self.tasks.get(hold.item.card.task_type)
-        refused = outcomes.before_start(hold, task, self.bench.clock.now())
+        task, bench = self.tasks.get(hold.item.card.task_type), self.bench
+        refused = outcomes.before_start(hold, task, bench.clock.now(), bench.configured().prices)
         if refused is not None or task is None:
             return refused is not None and await self._commit(hold, refused, hold.item.fence, policy.hand_back)
         async with self.alone if policy.is_suspect(hold) else nullcontext():
-            return await self._execute(hold, delivery, task)
+            return await self._execute(hold, delivery, task, place)
 
-    async def _execute(self, hold: Hold, delivery: Delivery, task: AnyTask) -> bool:
-        permit = await self._permit(hold, task)
-        if not isinstance(permit, Permit | None):
-            return await self._commit(hold, permit, hold.item.fence, policy.hand_back)
-        if self.stopping.is_set():
+    async def _execute(self, hold: Hold, delivery: Delivery, task: AnyTask, place: Place) -> bool:
+        answer = await self.waits.permit(hold, task, place)
+        if isinstance(answer, Outcome):
+            return await self._commit(hold, answer, hold.item.fence, policy.hand_back)
+        permit = answer if isinstance(answer, Permit) else None
+        if isinstance(answer, HandBack) or self.stopping.is_set():
             self._give_back(permit)
             self.bench.broker.nak(delivery)
             return False
+        place.begin()
         claimed = await self._claim(hold)
         if not isinstance(claimed, policy.Claimed):
             self._give_back(permit)
             return isinstance(claimed, policy.Superseded)
         outcome = await self._run(hold, claimed.event, task, permit)
         return await self._commit(hold, outcome, claimed.fence, policy.commit)
-
-    # --- permit ----------------------------------------------------------------------------------
-
-    async def _permit(self, hold: Hold, task: AnyTask) -> Permit | Outcome | None:
-        """The permit where limits ask for one, None where none do, or the outcome that stands in for it."""
-        keys = tuple(dict.fromkeys((*task.limits, *hold.item.envelope.limits)))
-        if not keys:
-            return None
-        answer = await self.bench.permits.acquire(keys, outcomes.tokens_of(hold), self._hold_s())
-        if isinstance(answer, Permit):
-            return answer
-        self.bench.telemetry.emit("task.parked", key=hold.item.card.key, answer=repr(answer))
-        return outcomes.without_permit(hold, answer, self.bench.clock.now())
-
-    def _hold_s(self) -> float:
-        """How long a request may wait at the governor with the slot in hand."""
-        return min(2.0, self.bench.settings.lease_s / 2)
 
     def _give_back(self, permit: Permit | None) -> None:
         if permit is not None:
@@ -151,18 +141,21 @@ class Hands:
 
     async def _run(self, hold: Hold, started: Started, task: AnyTask, permit: Permit | None) -> Outcome:
         """One execution, its permit settled, as the outcome to commit."""
+        crashes, now = started.card.crashes, self.bench.clock.now
         if permit is not None and self.bench.clock.monotonic() > permit.use_by:
-            self._give_back(permit)  # a call that starts later than its permit says may be one too many in its window
-            return outcomes.too_late(hold, started.card.crashes, self.bench.clock.now())
+            # A call that starts later than its permit says may be one too many in its window.
+            permit = await self.waits.afresh(hold, permit)
+            if permit is None:
+                return outcomes.too_late(hold, crashes, now())
         if self.running.over:
             self._give_back(permit)
-            return outcomes.outcome_of(hold, started.card.crashes, Stopped(), Usage(), self.bench.clock.now())
-        execution = Execution(self.bench, hold, task)
+            return outcomes.outcome_of(hold, crashes, Stopped(), Usage(), now())
+        execution = Execution(self.bench, hold, task, () if permit is None else permit.keys)
         with self.running.listed(hold, execution):
             ending = await execution.run()
         if permit is not None:
-            self.bench.permits.settle(permit, **outcomes.settlement(ending, execution.usage()))
-        return outcomes.outcome_of(hold, started.card.crashes, ending, execution.usage(), self.bench.clock.now())
+            self.bench.permits.settle(permit, outcomes.settlement(ending, execution.usage()))
+        return outcomes.outcome_of(hold, crashes, ending, execution.usage(), now())
 
     # --- commit ----------------------------------------------------------------------------------
 

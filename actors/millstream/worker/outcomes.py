@@ -1,28 +1,29 @@
 """From how an execution ended to the event that says so. Pure."""
 
+from collections.abc import Mapping
 from typing import Any, assert_never
 
 import msgspec
 
 from millstream.app import AnyTask
 from millstream.errors import MessageTooLarge
-from millstream.permits_client import DeniedPermit, WaitFor
+from millstream.permits_client import Settlement
 from millstream.policy import claim
 from millstream.policy.claim import Hold, Outcome
 from millstream.policy.decide import add_usage, over_budget
-from millstream.policy.start import refusal
+from millstream.policy.limits import Price
+from millstream.policy.start import estimate_of, exhausted, refusal
+from millstream.policy.waiting import throttled_again_s
 from millstream.worker.executor import Bad, CancelledByHandler, Ending, Good, Later, Stopped
 from millstream_schemas.events import AttemptFailed, Cancelled, Completed, Failure, Interrupted, Parked, Usage
 
 NO_HANDLER_AGAIN_S = 5.0
-UNKNOWN_LIMIT_AGAIN_S = 10.0
-THROTTLED_AGAIN_S = 1.0
 
 
-def before_start(hold: Hold, task: AnyTask | None, now: float) -> Outcome | None:
+def before_start(hold: Hold, task: AnyTask | None, now: float, prices: Mapping[str, Price]) -> Outcome | None:
     """The outcome of a task that must not or cannot start here; None where it may."""
     item = hold.item
-    refused = refusal(item, now)
+    refused = refusal(item, now, estimate_of(item, prices))
     if refused is not None:
         return claim.failed(hold, item.card.crashes, refused)
     if task is None:
@@ -31,28 +32,15 @@ def before_start(hold: Hold, task: AnyTask | None, now: float) -> Outcome | None
     return None
 
 
-def tokens_of(hold: Hold) -> int:
-    """The tokens to reserve: the producer's estimate, or 0."""
-    estimate = hold.item.envelope.usage_estimate
-    return 0 if estimate is None else (estimate.tokens_in or 0) + (estimate.tokens_out or 0)
+def expired(hold: Hold) -> Outcome:
+    """The outcome of a task whose deadline came while it waited for its permit."""
+    failure = Failure(reason="expired", message="the deadline passed while it waited for a permit")
+    return claim.failed(hold, hold.item.card.crashes, failure)
 
 
-def without_permit(hold: Hold, answer: WaitFor | DeniedPermit, now: float) -> Outcome:
-    """The outcome of a task whose permit has to wait, or is denied."""
-    crashes = hold.item.card.crashes
-    if isinstance(answer, WaitFor):
-        detail = f"limit {answer.limiting_key}" if answer.limiting_key else answer.reason.replace("_", " ")
-        return _parked(hold, crashes, now + answer.seconds, "throttled", detail)
-    if answer.reason == "too_large":
-        message = f"the estimate of {tokens_of(hold)} tokens is over what the limit allows at all"
-        failure = Failure(reason="fatal", error_type="PermitDenied", message=message, classes=["too_large"])
-        return claim.failed(hold, crashes, failure)
-    detail = f"permit denied: {answer.reason}"
-    if answer.reason == "unknown_limit":
-        detail = (
-            f"limit {answer.key} is not configured: add [limits.{answer.key}] to millstream.toml, restart the governor"
-        )
-    return _parked(hold, crashes, now + UNKNOWN_LIMIT_AGAIN_S, "throttled", detail)
+def parked(hold: Hold, after_s: float, detail: str, now: float) -> Outcome:
+    """The outcome of a task whose permit has to wait longer than a worker can."""
+    return _parked(hold, hold.item.card.crashes, now + after_s, "throttled", detail)
 
 
 def too_late(hold: Hold, crashes: int, now: float) -> Outcome:
@@ -67,15 +55,15 @@ def outcome_of(hold: Hold, crashes: int, ending: Ending, usage: Usage, now: floa
         case Good(result):
             spent = over_budget(hold.item, add_usage(hold.item.usage, usage))
             if spent is not None and not spent.startswith("max_runtime_seconds"):
-                failure = Failure(reason="budget_exhausted", error_type="BudgetExhausted", message=spent)
-                return msgspec.structs.replace(claim.failed(hold, crashes, failure), usage=usage)
+                return msgspec.structs.replace(claim.failed(hold, crashes, exhausted(spent)), usage=usage)
             return Completed(card=card, result=msgspec.Raw(result), usage=usage)
         case Bad(failure):
             return msgspec.structs.replace(claim.failed(hold, crashes, failure), usage=usage)
         case Later():
-            until = ending.until if ending.until is not None else now + (ending.after_s or THROTTLED_AGAIN_S)
             reason = "throttled" if ending.throttled else "snoozed"
-            return msgspec.structs.replace(_parked(hold, crashes, until, reason, ending.detail), usage=usage)
+            return msgspec.structs.replace(
+                _parked(hold, crashes, _until(hold, ending, now), reason, ending.detail), usage=usage
+            )
         case CancelledByHandler(note):
             return Cancelled(card=card, by="handler", note=note)
         case Stopped():
@@ -85,13 +73,25 @@ def outcome_of(hold: Hold, crashes: int, ending: Ending, usage: Usage, now: floa
             assert_never(ending)
 
 
-def settlement(ending: Ending, usage: Usage) -> dict[str, Any]:
-    """What to tell the governor of a used permit."""
-    tokens = usage.tokens_in + usage.tokens_out
-    if isinstance(ending, Later) and ending.throttled:
-        return {"outcome": "throttled", "tokens": tokens or None, "retry_after_s": ending.after_s}
-    outcome = "ok" if isinstance(ending, Good) else "error"
-    return {"outcome": outcome, "tokens": tokens or None, "retry_after_s": None}
+def _until(hold: Hold, later: Later, now: float) -> float:
+    if later.until is not None:
+        return later.until
+    return now + (later.after_s or throttled_again_s(later.said.outcome, hold.item.card.throttles))
+
+
+def settlement(ending: Ending, usage: Usage) -> Settlement:
+    """What to tell the governor of a used permit: how its call ended, and what it used where the handler said so."""
+    used = bool(usage.tokens_in or usage.tokens_out)
+    said = ending.said
+    return Settlement(
+        outcome=said.outcome,
+        tokens_in=usage.tokens_in if used else None,
+        tokens_out=usage.tokens_out if used else None,
+        cost_usd=usage.cost_usd or None,
+        retry_after_s=said.retry_after_s,
+        observed=said.observed,
+        reported=said.reported,
+    )
 
 
 def too_large(hold: Hold, outcome: Outcome, error: MessageTooLarge) -> Outcome:

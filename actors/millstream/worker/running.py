@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millstream.app import AnyTask
+from millstream.calls import Calls
 from millstream.context import Context
 from millstream.policy.claim import Hold
 from millstream.telemetry.otel import process_span
 from millstream.worker.context import Bench
 from millstream.worker.executor import Ending, execute
-from millstream_schemas.events import Progress, Usage
+from millstream_schemas.events import Usage
+from millstream_schemas.infos import Progress
 
 PROGRESS_EVERY_S = 0.2
 
@@ -47,9 +49,9 @@ class Running:
 
 
 class Execution:
-    """One execution of a handler."""
+    """One execution of a handler; `keys` are the limits of its permit."""
 
-    def __init__(self, bench: Bench, hold: Hold, task: AnyTask) -> None:
+    def __init__(self, bench: Bench, hold: Hold, task: AnyTask, keys: tuple[str, ...]) -> None:
         self._bench = bench
         self._hold = hold
         self._task = task
@@ -57,7 +59,10 @@ class Execution:
         self._reported_at = 0.0
         self._began = 0.0
         self._runtime_s = 0.0
-        self._context = Context(hold.item, hold.execution_id, self._report, bench.send)
+        self._calls = Calls(hold.item, bench.permits, bench.clock.monotonic, bench.configured().prices, keys)
+        self._context = Context(
+            hold.item, hold.execution_id, self._report, bench.send, used=self._calls.used, calls=self._calls
+        )
         self._runner: asyncio.Task[Any] | None = None
 
     async def run(self) -> Ending:
@@ -70,6 +75,7 @@ class Execution:
                 return await execute(self._task, self._context, limit)
         finally:
             self._runner = None
+            await self._calls.close()
             self._runtime_s = time.monotonic() - self._began
 
     def stop(self) -> None:
@@ -79,7 +85,7 @@ class Execution:
 
     def usage(self) -> Usage:
         """What this execution used."""
-        return self._context.used.with_runtime(self._runtime_s)
+        return self._calls.used.with_runtime(self._runtime_s)
 
     def _report(self, fraction: float, message: str) -> None:
         """May be called from a handler's thread; too frequent reports are dropped, that of the end (1.0) never."""

@@ -16,6 +16,7 @@ from tests.policy.model.state import Message, State
 from tests.policy.model.steps_canceller import canceller_steps
 from tests.policy.model.steps_common import Step
 from tests.policy.model.steps_dispatcher import dispatcher_steps
+from tests.policy.model.steps_releaser import releaser_steps
 from tests.policy.model.steps_worker import worker_steps
 
 
@@ -32,6 +33,14 @@ class Scenario:
     unique: Unique | None = None
     delay_s: float | None = None
     purge_all: bool = False
+    metered: bool = False
+    """The queue has a limit: tasks are held until a releaser lets them go."""
+    releasers: int = 1
+    remove_first: bool = False
+    deadline: bool = False
+    """The tasks have one, which may pass at any moment while they are held."""
+    too_long: bool = False
+    """A held task may have waited for as long as it may."""
     policy: Policy = field(default_factory=Policy)
     stop_at_first: str | None = None
     """End the exploration where a violation of this name is found: for rules that are known to be broken."""
@@ -47,6 +56,7 @@ class Scenario:
             dispatchers=((),) * self.dispatchers,
             workers=((),) * self.workers,
             cancellers=((),),
+            releasers=((),) * (self.releasers if self.metered else 0),
             faults=self.faults,
         )
 
@@ -88,7 +98,14 @@ def _takes_the_cancel(before: State, after: State) -> bool:
 class _Exploration:
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
-        self._rules = Rules(scenario.policy, delay_s=scenario.delay_s, unique=scenario.unique)
+        self._rules = Rules(
+            scenario.policy,
+            delay_s=scenario.delay_s,
+            unique=scenario.unique,
+            metered=scenario.metered,
+            deadline=scenario.deadline,
+            too_long=scenario.too_long,
+        )
         self._invariants = Invariants(self._rules, redeliveries=3 + 2 * scenario.faults)
         self._index: dict[State, int] = {scenario.start(): 0}
         self._states: list[State] = [scenario.start()]
@@ -132,6 +149,7 @@ class _Exploration:
 
     def _steps(self, state: State) -> Iterator[Step]:
         yield from dispatcher_steps(self._rules, state)
+        yield from releaser_steps(self._rules, state, remove_first=self._scenario.remove_first)
         yield from worker_steps(self._rules, self._scenario.outcomes, state)
         yield from canceller_steps(self._rules, state, purge_all=self._scenario.purge_all)
         yield from time_steps(self._rules, state)

@@ -17,10 +17,10 @@ from tests.policy.model.state import (
     queue,
     with_queue,
 )
-from tests.policy.model.steps_common import Step, arrive, publish, stored
+from tests.policy.model.steps_common import Step, arrive, publish, stored, tick
 
-ROLES = ("dispatchers", "workers", "cancellers")
-BOXES = ("inbox", "control", "decisions", "work")
+ROLES = ("dispatchers", "workers", "cancellers", "releasers")
+BOXES = ("inbox", "control", "decisions", "work", "ticks")
 
 
 def time_steps(rules: Rules, state: State) -> Iterator[Step]:
@@ -32,10 +32,16 @@ def time_steps(rules: Rules, state: State) -> Iterator[Step]:
     for item in set(state.later):
         waiting = list(state.later)
         waiting.remove(item)
-        fired = arrive(state, item)
+        fired = tick(state, item) if rules.held.has_lane(item) else arrive(state, item)
         yield "a schedule fires", fired._replace(later=tuple(waiting))
         if state.faults:
             yield "FAULT a schedule fires and stays", fired._replace(faults=state.faults - 1)
+    for fence in state.timers:
+        fired = tick(state, -fence)
+        yield (
+            f"the deadline of {fence} passes",
+            fired._replace(timers=tuple(one for one in state.timers if one != fence)),
+        )
     for flying in set(state.flying):
         others = list(state.flying)
         others.remove(flying)
@@ -84,7 +90,9 @@ def _server_faults(rules: Rules, state: State, left: State) -> Iterator[Step]:
                 reset = count_start(reset, rules.fence(message.item), -1)
             yield f"FAULT the server forgets the delivery count of work {message.seq}", reset
     if state.known:
-        yield "FAULT the duplicate window is over", left._replace(known=())
+        yield "FAULT the duplicate window of WORK is over", left._replace(known=())
+    if state.held_known:
+        yield "FAULT the duplicate window of HELD is over", left._replace(held_known=())
 
 
 def _loss(rules: Rules, state: State, job: Job) -> State:

@@ -9,8 +9,9 @@ from millstream_schemas.events import Cause
 from millstream_schemas.lifecycle import TERMINAL_KINDS, IllegalTransition, next_state
 from millstream_schemas.lifecycle import State as Shown
 from tests.policy.model.faults import BOXES
-from tests.policy.model.rules import CONTROL, INBOX, WORK, Grip, Rules
-from tests.policy.model.state import Job, State, queue
+from tests.policy.model.numbers import CONTROL, INBOX, WORK
+from tests.policy.model.rules import Grip, Rules
+from tests.policy.model.state import Job, Message, State, queue
 
 BY_WORKERS = frozenset({"completed", "attempt_failed", "parked", "interrupted", "cancelled"})
 
@@ -32,11 +33,17 @@ class Invariants:
             message.delivery + message.resets > self._redeliveries for box in BOXES for message in queue(state, box)
         ):
             yield "a message is redelivered without end"
+        if self._rules.metered and any(not self._is_released(state, message) for message in state.work):
+            yield "a metered task in WORK that no releaser has let go"
         if not set(state.letters) <= self.failed_generations(state):
             yield "a dead letter of a task that has not failed"
         for slot in state.workers:
             if slot and slot.phase == "committed" and not self._has_outcome(state, slot):
                 yield "a worker was told that its outcome stands, and it does not"
+
+    def _is_released(self, state: State, message: Message) -> bool:
+        fence = self._rules.fence(message.item)
+        return fence <= len(state.chain) and self._rules.kind(state.chain[fence - 1]) == "released"
 
     def unfinished(self, state: State) -> Iterator[str]:
         """What is left over in a state from which nothing moves without a fault, unless a cancel comes."""
@@ -45,6 +52,8 @@ class Invariants:
         for box in BOXES:
             if queue(state, box) and box != "control":  # the last step of all takes and acks it
                 yield f"stuck: a message is left in {box}"
+        if state.held:
+            yield "stuck: an entry is left in HELD"
         if set(state.letters) != self.failed_generations(state):
             yield "stuck: a failed task has no dead letter"
 
@@ -75,6 +84,8 @@ class Invariants:
             if begins != (card.generation == generation + 1) or card.generation < generation:
                 found.append("an event after the end of its generation" if begins else "a generation begins early")
             generation = card.generation
+            if kind == "expired" and shown_before not in (None, "held"):
+                found.append("a deadline ends a task that is not held")
             if card.cause.stream in (INBOX, CONTROL):
                 commands.append(card.cause)
         if len(set(commands)) < len(commands):

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from millstream.policy import admit, control, decide
+from millstream.policy import admit, control, decide, release, ticks
 from millstream.policy import claim as claims
+from millstream.policy.holding import Onward, ToHeld, ToWork, onward
+from millstream.policy.metering import Metered
 from millstream_schemas.codec import encode
 from millstream_schemas.commands import Cancel
 from millstream_schemas.envelope import Budget, Envelope, RetryPolicy, Unique
@@ -22,25 +25,32 @@ from millstream_schemas.events import (
     Cancelled,
     Cause,
     Completed,
+    Deadline,
     Event,
+    Expired,
     Failure,
     Interrupted,
     Parked,
-    Queued,
-    Scheduled,
     WorkItem,
 )
+from tests.policy.model.numbers import (
+    ACK,
+    COMMITTED,
+    CONTROL,
+    DEADLINE,
+    DECIDED_AT,
+    EVENTS,
+    INBOX,
+    SILENT,
+    WORK,
+    Messages,
+    Next,
+)
+from tests.policy.model.rules_held import HeldRules
 
-Next = tuple[str, int, int]
 Past = Sequence[tuple[int, Event]]
 Message = TypeVar("Message", bound=msgspec.Struct)
 
-ACK: Next = ("ack", 0, 0)
-COMMITTED: Next = ("committed", 0, 0)
-SILENT: Next = ("silent", 0, 0)
-
-INBOX, EVENTS, WORK, CONTROL = "INBOX", "EVENTS", "WORK", "CONTROL"
-DECIDED_AT = 2000.0
 MAX_ATTEMPTS = 2
 
 
@@ -57,6 +67,10 @@ class Policy:
         decide.decided
     )
     cancel: Callable[[Cancel, Cause, Event | None, int, Sequence[Event]], control.Verdict] = control.cancel
+    decide: Callable[[decide.Seen, float, decide.DecideSettings], decide.Decision] = decide.decide
+    hold: Callable[[WorkItem, Cause, Event | None, int], ticks.Verdict] = ticks.hold
+    expire: Callable[[Deadline, Cause, Event | None, int], ticks.Append | ticks.Done] = ticks.expire
+    entry: Callable[[release.Entry, release.Written, Event | None, int, Past], release.Standing] = release.standing
 
 
 class Grip(NamedTuple):
@@ -99,10 +113,24 @@ def _event_at(seq: int) -> float:
 
 
 class Rules:
-    """Answers for one exploration. `delay_s` delays the submits, `unique` is what they say of their key."""
+    """Answers for one exploration.
 
-    def __init__(self, policy: Policy, *, delay_s: float | None = None, unique: Unique | None = None) -> None:
+    `delay_s` delays the submits, `unique` is what they say of their key, `metered` gives their queue a limit, with
+    `deadline` they have one.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        delay_s: float | None = None,
+        unique: Unique | None = None,
+        metered: bool = False,
+        deadline: bool = False,
+        too_long: bool = False,
+    ) -> None:
         self.policy = policy
+        self.metered = metered
         self.events: Pool[Event] = Pool()
         self.items: Pool[WorkItem] = Pool()
         self._envelope = Envelope(
@@ -110,6 +138,7 @@ class Rules:
             idempotency_key="one",
             unique=unique,
             delay_seconds=delay_s,
+            deadline_at=datetime.fromtimestamp(DEADLINE, UTC) if deadline else None,
             budget=Budget(max_attempts=MAX_ATTEMPTS),
             retry_policy=RetryPolicy(strategy="fixed", jitter=False),
         )
@@ -126,6 +155,7 @@ class Rules:
         self.hand_back = lru_cache(None)(self._hand_back)
         self.cancel = lru_cache(None)(self._cancel)
         self.kind = lru_cache(None)(self._kind)
+        self.held = HeldRules(self, deadline=deadline, too_long=too_long)
 
     def _kind(self, event: int) -> str:
         return str(self.events.message(event).__struct_config__.tag)
@@ -133,6 +163,10 @@ class Rules:
     def last(self, chain: tuple[int, ...]) -> Event | None:
         """The last event of a chain."""
         return self.events.message(chain[-1]) if chain else None
+
+    def past(self, chain: tuple[int, ...]) -> list[tuple[int, Event]]:
+        """A chain with its sequences."""
+        return list(enumerate(self._past(chain), 1))
 
     def _past(self, chain: tuple[int, ...]) -> list[Event]:
         return [self.events.message(event) for event in chain]
@@ -142,7 +176,8 @@ class Rules:
     def _admission(self, seq: int, events_before: int) -> admit.Admission:
         accepted_at = _event_at(events_before) + 0.5
         where = admit.Submit(self._envelope, "acme", "agent-run", INBOX, seq, accepted_at)
-        return admit.admit(where, admit.QueueDefaults())
+        kinds = (Metered(limits=("model",)),) if self.metered else ()
+        return admit.admit(where, admit.QueueDefaults(), kinds=kinds)
 
     def first_event(self, seq: int, events_before: int) -> Next:
         """What a dispatcher tries first with a submit, before it reads anything."""
@@ -169,13 +204,13 @@ class Rules:
         return decide.Seen(message, EVENTS, seq, DECIDED_AT)
 
     def _decision(self, event: int, seq: int) -> Next:
-        decision = decide.decide(self._seen(event, seq), 0.5, decide.DecideSettings())
+        decision = self.policy.decide(self._seen(event, seq), 0.5, decide.DecideSettings())
         return ("append", self.events.number(decision), seq)
 
     def _decided(self, chain: tuple[int, ...], seq: int) -> Next:
         event, last = chain[seq - 1], self.last(chain)
         seen = self._seen(event, seq)
-        past = list(enumerate(self._past(chain), 1)) if decide.is_overtaken(seen, last) else []
+        past = self.past(chain) if decide.is_overtaken(seen, last) else []
         match self.policy.decided(seen, last, len(chain), past):
             case decide.Decide():
                 return self.decision(event, seq)
@@ -184,24 +219,33 @@ class Rules:
             case decide.Done():
                 return ACK
 
-    def _release(self, seq: int, events_before: int, first: int, fence: int) -> tuple[str, int] | None:
-        """The message that follows the first event of a submit, as `consequence`."""
+    def _release(self, seq: int, events_before: int, first: int, fence: int) -> Messages:
+        """What follows the first event of a submit."""
         event = self.events.message(first)
-        if not isinstance(event, Queued | Scheduled):
-            return None
-        item = WorkItem(fence=fence, card=event.card, envelope=self.admission(seq, events_before).envelope)
-        return ("later" if isinstance(event, Scheduled) else "work", self.items.number(item))
+        assert isinstance(event, admit.FirstEvent)
+        if isinstance(event, Expired):
+            return ()
+        admission = self.admission(seq, events_before)
+        return self.messages(onward(event, fence, admission.accepted_at, envelope=admission.envelope))
 
-    def _consequence(self, seq: int, seen: int, decision: int, fence: int) -> tuple[str, int] | None:
-        """The message that follows a decision: ("work" or "later", item), ("letter", generation) or None."""
+    def _consequence(self, seq: int, seen: int, decision: int, fence: int) -> Messages:
+        """What follows a decision."""
         event = self.events.message(decision)
         match decide.follow_up(event, fence, self._seen(seen, seq)):
-            case decide.ToWork(item, due_at):
-                return ("work" if due_at is None else "later", self.items.number(item))
+            case ToWork() | ToHeld() as follow_up:
+                return self.messages(follow_up)
             case decide.ToDlq(letter):
-                return ("letter", letter.card.generation)
+                return (("letter", letter.card.generation),)
             case decide.Nothing():
-                return None
+                return ()
+
+    def messages(self, follow_up: Onward) -> Messages:
+        """What the journal makes of it."""
+        item = self.items.number(follow_up.item)
+        if isinstance(follow_up, ToWork):
+            return (("work" if follow_up.due_at is None else "later", item),)
+        entry = ("held", item)
+        return (entry,) if follow_up.deadline_at is None else (entry, ("timer", follow_up.item.fence))
 
     # --- workers --------------------------------------------------------------------------------
 

@@ -16,7 +16,8 @@ class Message(NamedTuple):
     seq: int
     """Sequence in its stream; of the decision consumer's messages: in EVENTS."""
     item: int = 0
-    """WORK: the number of its body. INBOX: how many events the task had when the submit was accepted, as its time."""
+    """WORK: the number of its body. INBOX: how many events the task had when the submit was accepted, as its time.
+    Ticks: the number of the item that is due, or minus the fence of the held event whose deadline has passed."""
     delivery: int = 0
     resets: int = 0
     """How often the server has lost the delivery count: keeps executions apart that it does not."""
@@ -24,7 +25,7 @@ class Message(NamedTuple):
 
 
 class Job(NamedTuple):
-    """A delivery in an actor's hand, and how far the actor has come with it."""
+    """A delivery, or an entry of HELD, in an actor's hand, and how far the actor has come with it."""
 
     box: str
     """Which queue it came from: a field of State."""
@@ -44,7 +45,8 @@ Slot = Job | tuple[()]
 
 Queue = tuple[Message, ...]
 Flying = tuple[str, int, int]
-"""A publish without an answer, which may yet be stored: what ("event", "work", "later", "letter"), body, expectation."""
+"""A publish without an answer, which may yet be stored: what ("event", "work", "later", "held", "timer", "letter"), body,
+expectation."""
 
 
 class State(NamedTuple):
@@ -75,6 +77,18 @@ class State(NamedTuple):
     flying: tuple[Flying, ...] = ()
     starts: tuple[tuple[int, int], ...] = ()
     """For each release: handler starts minus leases lost."""
+    ticks: Queue = ()
+    """Timers of the dispatcher's that fired; they share the sequences of WORK."""
+    timers: tuple[int, ...] = ()
+    """Fences of held events whose deadline has a timer that has not fired."""
+    held: tuple[tuple[int, int], ...] = ()
+    """HELD: sequence and item of each entry."""
+    held_seq: int = 0
+    """The last sequence of HELD."""
+    held_known: tuple[int, ...] = ()
+    """Message ids inside HELD's duplicate window."""
+    releasers: tuple[Slot, ...] = ()
+    """More than one where an elected one does not know yet that it was replaced."""
 
 
 def queue(state: State, box: str) -> Queue:
@@ -92,6 +106,8 @@ def with_queue(state: State, box: str, messages: Queue) -> State:
             return state._replace(decisions=messages)
         case "work":
             return state._replace(work=messages)
+        case "ticks":
+            return state._replace(ticks=messages)
         case _:
             return state._replace(control=messages)
 
@@ -113,12 +129,14 @@ def is_held(message: Message, job: Job) -> bool:
 
 
 def holds_lease(state: State, job: Job) -> bool:
-    """Whether the job still has the lease that its delivery came with."""
-    return any(is_held(message, job) for message in queue(state, job.box))
+    """Whether the job still has the lease that its delivery came with; nobody leases the entries of HELD."""
+    return job.box != "held" and any(is_held(message, job) for message in queue(state, job.box))
 
 
 def lease_ends(state: State, job: Job) -> State:
     """The job's lease runs out; a newer delivery of the same message is not touched."""
+    if job.box == "held":
+        return state
     messages = tuple(one._replace(leased=False) if is_held(one, job) else one for one in queue(state, job.box))
     return with_queue(state, job.box, messages)
 
@@ -137,6 +155,8 @@ def with_slots(state: State, role: str, slots: tuple[Slot, ...]) -> State:
             return state._replace(dispatchers=slots)
         case "workers":
             return state._replace(workers=slots)
+        case "releasers":
+            return state._replace(releasers=slots)
         case _:
             return state._replace(cancellers=slots)
 

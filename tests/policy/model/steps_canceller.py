@@ -1,4 +1,7 @@
-"""The dispatcher that holds a cancel command: append `cancelled`, remove what waits in WORK, ack."""
+"""The dispatcher that holds a cancel command: append `cancelled`, remove what waits in WORK, ack.
+
+Its entry in HELD stays: the releaser removes it when it comes to it.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,9 @@ def _busy(rules: Rules, state: State, job: Job, *, purge_all: bool) -> Iterator[
             bound = state.work_seq if purge_all else job.item
             kept = tuple(message for message in state.work if message.seq > bound)
             later = () if purge_all else tuple(item for item in state.later if rules.fence(item) > job.expect)
-            purged = state._replace(work=kept, later=later)
+            timers = () if purge_all else tuple(fence for fence in state.timers if fence > job.expect)
+            ticks = tuple(message for message in state.ticks if message.seq > bound)
+            purged = state._replace(work=kept, later=later, timers=timers, ticks=ticks)
             yield f"{ROLE}: purge WORK up to {bound}", put(purged, ROLE, job, moved(job, "ack"))
         case _:
             yield from ack(state, ROLE, job)

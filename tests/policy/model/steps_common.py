@@ -52,15 +52,33 @@ def ack(state: State, role: str, job: Job) -> Iterator[Step]:
 
 
 def publish(state: State, what: str, body: int, fence: int) -> State:
-    """Store what follows an event: WORK and its schedules by message id, dead letters create-only."""
+    """Store what follows an event: WORK, its schedules and HELD by message id, dead letters create-only."""
     if what == "letter":
         return state._replace(letters=tuple(sorted({*state.letters, body})))
+    if what == "held":
+        return hold(state, body, fence)
     if fence in state.known:
         return state
     known = tuple(sorted((*state.known, fence)))
     if what == "later":
         return state._replace(later=tuple(sorted((*state.later, body))), known=known)
+    if what == "timer":
+        return state._replace(timers=tuple(sorted((*state.timers, body))), known=known)
     return arrive(state._replace(known=known), body)
+
+
+def hold(state: State, item: int, fence: int) -> State:
+    """One more entry in HELD, unless it is there by its message id."""
+    if fence in state.held_known:
+        return state
+    seq, known = state.held_seq + 1, tuple(sorted((*state.held_known, fence)))
+    return state._replace(held=(*state.held, (seq, item)), held_seq=seq, held_known=known)
+
+
+def tick(state: State, item: int) -> State:
+    """A timer of the dispatcher's fires."""
+    seq = state.work_seq + 1
+    return state._replace(ticks=(*state.ticks, Message(seq, item)), work_seq=seq)
 
 
 def arrive(state: State, item: int) -> State:

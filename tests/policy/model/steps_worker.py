@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tests.policy.model.rules import Grip, Next, Rules
+from tests.policy.model.numbers import Next
+from tests.policy.model.rules import Grip, Rules
 from tests.policy.model.state import Job, State, count_start, lease_ends, lend, put
 from tests.policy.model.steps_common import Step, ack, append, moved
 

@@ -1,7 +1,7 @@
 // The page: one request for each view, then what the event stream says. No library, no build.
 import { ago, between, careful, cut, el, length, state, table, taskLink, tick, toast } from "./render.js";
 
-const STATES = ["queued", "scheduled", "processing", "retrying", "completed", "failed", "cancelled", "expired"];
+const STATES = ["queued", "held", "scheduled", "processing", "retrying", "completed", "failed", "cancelled", "expired"];
 const MAX_ROWS = 200;
 const main = document.getElementById("main");
 const live = document.getElementById("live");
@@ -267,6 +267,8 @@ function detail(task, why, result) {
       fact("Tenant", task.tenant_id), fact("Run", task.run_id), fact("Trace", el("code", { text: task.trace_id })),
       fact("Attempt", task.max_attempts ? `${task.attempt} of ${task.max_attempts}` : String(task.attempt)),
       fact("Errors · crashes · interruptions · throttles", `${task.errors} · ${task.crashes} · ${task.interruptions} · ${task.throttles}`),
+      fact("Limits", task.limits.join(", ")),
+      fact("Held", task.held_at ? ago(task.held_at) : task.held_s >= 0.1 ? length(task.held_s) : ""),
       fact("Created", ago(task.created_at)), fact("Started", task.started_at ? ago(task.started_at) : ""),
       fact("Due", task.due_at ? ago(task.due_at) : ""), fact("Ended", task.ended_at ? ago(task.ended_at) : ""),
       fact("Ran for", task.started_at && task.ended_at ? between(task.started_at, task.ended_at) : ""),
@@ -316,14 +318,21 @@ function dlqView() {
 }
 
 function limitsView() {
-  const orNone = (value) => [value === null ? "–" : Number(value.toFixed(1)).toLocaleString("en"), "num"];
-  return listView("v1/limits", ({ items }) => [
+  const number = (value) => Number(value.toFixed(value < 10 ? 2 : 0)).toLocaleString("en");
+  const orNone = (value) => [value === null ? "–" : number(value), "num"];
+  const per = (each) => (each.window_s ? ` / ${length(each.window_s)}` : each.period ? ` in ${each.period}` : "");
+  const lines = (item, said) => [item.dimensions.map((each) => el("div", { text: said(each) })), "num"];
+  const marks = (item) => [item.shadow ? `shadow: ${number(item.would_have_waited)} would have waited` : "", item.template && item.template !== item.key ? `of ${item.template}` : ""].filter(Boolean).join(" · ");
+  const stop = (item) => (item.paused_until ? el("div", {}, ago(item.paused_until), el("div", { class: "dim", text: item.paused_why })) : "no");
+  return listView("v1/limits", ({ items, fault }) => [
     el("h2", { text: "Limits" }),
-    table(["Limit", "In use", "Waiting", "Requests / min", "Now / min", "Tokens / min", "At once", "Paused", "Granted", "Throttled"], items.map((item) => [
-      el("b", { text: item.key }), orNone(item.in_use), orNone(item.waiting), orNone(item.requests_per_minute), orNone(item.effective_per_minute),
-      orNone(item.tokens_per_minute), orNone(item.concurrency), item.paused_until ? ago(item.paused_until) : "no", orNone(item.granted_total), orNone(item.throttled_total),
+    fault ? el("p", { class: "note", text: `A newer configuration was not taken: ${fault}` }) : "",
+    table(["Limit", "Allows", "Now", "Used", "In flight", "Waiting", "Paused", "Breaker", "Granted", "Throttled"], items.map((item) => [
+      el("div", {}, el("b", { text: item.key }), el("div", { class: "dim", text: marks(item) })),
+      lines(item, (each) => `${number(each.configured)} ${each.dimension.replaceAll("_", " ")}${per(each)}`), lines(item, (each) => number(each.effective)), lines(item, (each) => number(each.used)),
+      orNone(item.in_use), orNone(item.waiting), stop(item), item.breaker.replaceAll("_", " "), orNone(item.granted_total), orNone(item.throttled_total),
     ]), "No limit is configured."),
-  ], 1000);
+  ].filter((node) => node !== ""), 1000);
 }
 
 function workersView() {

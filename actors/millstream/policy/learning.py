@@ -1,0 +1,52 @@
+"""Learning after a takeover from a governor that was killed: which places are in use is for the workers to say."""
+
+from collections.abc import Iterable
+from math import inf
+
+from millstream.policy.limit_state import Rules
+
+
+class Learning:
+    """Lasts until every worker that the snapshot names has renewed, or for `relearn_s`, and at least a moment."""
+
+    __slots__ = ("_heard", "_least_until", "_rules", "_until", "_workers", "active")
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._workers: set[str] = set()
+        self._heard: set[str] = set()
+        self._least_until = self._until = -inf
+        self.active = False
+
+    def begin(self, workers: Iterable[str], now: float) -> None:
+        """A predecessor may have granted places that nobody knows of; these workers may have them."""
+        self._workers = set(workers)
+        self._heard.clear()
+        self._least_until = now + self._rules.relearn_least_s
+        self._until = now + self._rules.relearn_s
+        self.active = True
+
+    def heard(self, worker: str) -> bool:
+        """A worker has said what it uses; True for the first time in this learning."""
+        if not self.active or worker in self._heard:
+            return False
+        self._heard.add(worker)
+        self._workers.discard(worker)
+        return True
+
+    @property
+    def awaited(self) -> frozenset[str]:
+        """Those who have not said yet what they use."""
+        return frozenset(self._workers)
+
+    def ends_at(self) -> float:
+        """When it is over as things stand; infinite where it is over."""
+        if not self.active:
+            return inf
+        return self._until if self._workers else self._least_until
+
+    def end(self) -> None:
+        """Nothing more is to be learned."""
+        self.active = False
+        self._workers.clear()
+        self._heard.clear()

@@ -1,0 +1,278 @@
+"""Fair order: shares by weight, order within a tenant, room kept, and nothing that depends on how often one asks."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millstream.policy.fairness import CLASS_WEIGHTS, Lane, Order, Plan, Pool, Room, Shares, Take, plan
+
+EVEN = Shares(lambda _tenant: 1.0, lambda _pool: 1.0)
+QUEUES = ("q1", "q2")
+POOLS: tuple[Pool, ...] = ((), ("llm",), ("llm", "search"))
+
+
+def lane(tenant: str, heads: Sequence[int], **changes: object) -> Lane:
+    """A lane of one queue, class and pool, unless said otherwise."""
+    one = Lane(id=f"{tenant}-{heads[:1]}", queue="q1", priority="normal", tenant=tenant, pool=(), heads=tuple(heads))
+    return replace(one, **changes)  # type: ignore[arg-type]
+
+
+def room(amount: int = 1000, pools: dict[Pool, int] | None = None) -> Room:
+    """The same room in every queue."""
+    return Room(dict.fromkeys(QUEUES, amount), pools or {})
+
+
+def without(lanes: Sequence[Lane], takes: Sequence[Take]) -> list[Lane]:
+    """The lanes once what was taken is gone."""
+    gone = {take.seq for take in takes}
+    return [replace(one, heads=tuple(seq for seq in one.heads if seq not in gone)) for one in lanes]
+
+
+def tenants(lanes: Sequence[Lane], made: Plan) -> list[str]:
+    """Who was served, in order."""
+    owner = {one.id: one.tenant for one in lanes}
+    return [owner[take.lane] for take in made.takes]
+
+
+@st.composite
+def many_lanes(draw: st.DrawFn) -> list[Lane]:
+    """Lanes of a few queues, classes, tenants and pools; every sequence lies in one of them."""
+    count = draw(st.integers(1, 12))
+    sequences = list(range(1, 1 + draw(st.integers(count, 120))))
+    owners = draw(st.lists(st.integers(0, count - 1), min_size=len(sequences), max_size=len(sequences)))
+    return [
+        Lane(
+            id=f"lane{number}",
+            queue=draw(st.sampled_from(QUEUES)),
+            priority=draw(st.sampled_from([*CLASS_WEIGHTS])),
+            tenant=draw(st.sampled_from(["a", "b", "c", "d"])),
+            pool=draw(st.sampled_from(POOLS)),
+            heads=tuple(seq for seq, owner in zip(sequences, owners, strict=True) if owner == number),
+            more=draw(st.booleans()),
+            again=draw(st.booleans()),
+        )
+        for number in range(count)
+    ]
+
+
+rooms = st.builds(
+    Room,
+    st.dictionaries(st.sampled_from(QUEUES), st.integers(0, 40)),
+    st.dictionaries(st.sampled_from(POOLS), st.integers(0, 20)),
+)
+
+
+@given(many_lanes(), rooms, st.integers(0, 60))
+def test_a_plan_keeps_to_the_room_there_is(lanes: list[Lane], given_room: Room, most: int) -> None:
+    """Of every queue, of every pool and altogether."""
+    made = plan({}, lanes, given_room, EVEN, most)
+    by_id = {one.id: one for one in lanes}
+    taken = [by_id[take.lane] for take in made.takes]
+    assert len(made.takes) <= most
+    for queue, count in Counter(one.queue for one in taken).items():
+        assert count <= given_room.queues.get(queue, 0)
+    for pool, count in Counter(one.pool for one in taken).items():
+        assert count <= given_room.pools.get(pool, count)
+
+
+@given(many_lanes(), rooms, st.integers(0, 60))
+def test_a_plan_takes_from_the_front_of_each_lane(lanes: list[Lane], given_room: Room, most: int) -> None:
+    """Nothing is left out, and nothing taken twice."""
+    made = plan({}, lanes, given_room, EVEN, most)
+    for one in lanes:
+        taken = [take.seq for take in made.takes if take.lane == one.id]
+        assert taken == list(one.heads[: len(taken)])
+
+
+@given(many_lanes(), rooms)
+def test_no_room_is_left_unused_while_somebody_could_use_it(lanes: list[Lane], given_room: Room) -> None:
+    """Unless the lane whose turn it is has to be read first."""
+    made = plan({}, lanes, given_room, EVEN, 1000)
+    if made.dry is not None:
+        return
+    by_id = {one.id: one for one in lanes}
+    taken = [by_id[take.lane] for take in made.takes]
+    queues, pools = Counter(one.queue for one in taken), Counter(one.pool for one in taken)
+    for one in without(lanes, made.takes):
+        open_queue = queues[one.queue] < given_room.queues.get(one.queue, 0)
+        open_pool = pools[one.pool] < given_room.pools.get(one.pool, 1000)
+        assert not (one.heads and open_queue and open_pool), f"{one.id} could have gone on"
+
+
+@given(many_lanes(), rooms, st.integers(1, 60), st.integers(1, 7))
+def test_order_does_not_depend_on_how_much_is_planned_at_once(
+    lanes: list[Lane], given_room: Room, total: int, step: int
+) -> None:
+    """Many small plans serve the same entries as a large one, in the same order."""
+    lanes = [replace(one, more=False) for one in lanes]
+    whole = plan({}, lanes, given_room, EVEN, total)
+    order: Order = {}
+    queues, pools = dict(given_room.queues), dict(given_room.pools)
+    left, takes = list(lanes), list[Take]()
+    while len(takes) < total:
+        made = plan(order, left, Room(queues, pools), EVEN, min(step, total - len(takes)))
+        if not made.takes:
+            break
+        by_id = {one.id: one for one in lanes}
+        for take in made.takes:
+            queues[by_id[take.lane].queue] -= 1
+            if by_id[take.lane].pool in pools:
+                pools[by_id[take.lane].pool] -= 1
+        order, left, takes = made.order, without(left, made.takes), [*takes, *made.takes]
+    assert takes == list(whole.takes)
+
+
+@given(many_lanes(), rooms)
+def test_a_plan_changes_nothing_that_it_reads(lanes: list[Lane], given_room: Room) -> None:
+    """The order, the room and the lanes are as they were."""
+    order = plan({}, lanes, given_room, EVEN, 5).order
+    before = copy.deepcopy((order, lanes, given_room))
+    plan(order, lanes, given_room, EVEN, 1000)
+    assert (order, lanes, given_room) == before
+
+
+weights = st.sampled_from([0.5, 1.0, 2.0, 3.0, 10.0])
+costs = st.sampled_from([0.25, 1.0, 4.0])
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(weights, costs), min_size=2, max_size=6), st.integers(1, 300), st.integers(1, 17))
+def test_tenants_that_wait_all_the_time_share_by_weight(
+    flows: list[tuple[float, float]], total: int, step: int
+) -> None:
+    """At any moment no two differ by more than one task of each, measured in cost over weight."""
+    pools: dict[str, Pool] = {f"t{number}": (f"pool{number}",) for number in range(len(flows))}
+    weight = {f"t{number}": flow[0] for number, flow in enumerate(flows)}
+    cost: dict[Pool, float] = {(f"pool{number}",): flow[1] for number, flow in enumerate(flows)}
+    shares = Shares(weight.__getitem__, cost.__getitem__)
+    lanes = [
+        lane(tenant, range(1 + 1000 * number, 400 + 1000 * number), pool=pools[tenant])
+        for number, tenant in enumerate(weight)
+    ]
+    used: Counter[str] = Counter()
+    served: dict[str, float] = dict.fromkeys(weight, 0.0)
+    order: Order = {}
+    while sum(used.values()) < total:
+        made = plan(order, lanes, room(), shares, step)
+        for tenant in tenants(lanes, made):
+            used[tenant] += 1
+            served[tenant] += cost[pools[tenant]] / weight[tenant]
+            least = min(served, key=served.__getitem__)
+            bound = cost[pools[tenant]] / weight[tenant] + cost[pools[least]] / weight[least]
+            assert served[tenant] - served[least] <= bound + 1e-9
+        order, lanes = made.order, without(lanes, made.takes)
+        if any(not one.heads for one in lanes):
+            break  # one of them has nothing left to wait for
+
+
+def test_one_with_many_and_twenty_with_few_go_in_turn() -> None:
+    """A flood of one tenant does not stand before the others."""
+    flood = lane("flood", range(1, 15_001))
+    few = [lane(f"t{number:02}", range(20_000 + 100 * number, 20_050 + 100 * number)) for number in range(20)]
+    served = tenants([flood, *few], plan({}, [flood, *few], room(21 * 50), EVEN, 21 * 50))
+    assert set(Counter(served).values()) == {50}
+    for name in {*served}:
+        places = [place for place, tenant in enumerate(served) if tenant == name]
+        assert max(after - before for before, after in pairwise(places)) <= 2 * 21
+
+
+def test_who_comes_back_has_saved_up_nothing() -> None:
+    """A tenant that was away takes its turn, not all turns that it missed."""
+    busy = lane("busy", range(1, 1001))
+    first = plan({}, [busy], room(), EVEN, 500)
+    late = lane("late", range(2000, 2100))
+    lanes = [*without([busy], first.takes), late]
+    served = tenants(lanes, plan(first.order, lanes, room(), EVEN, 20))
+    assert Counter(served) == {"busy": 10, "late": 10}
+
+
+def test_classes_share_eight_to_three_to_one_and_none_starves() -> None:
+    """While all three wait; alone each has everything."""
+    lanes = [
+        lane("a", range(1 + 1000 * number, 900 + 1000 * number), priority=name, id=name)
+        for number, name in enumerate(CLASS_WEIGHTS)
+    ]
+    made = plan({}, lanes, room(), EVEN, 120)
+    assert Counter(take.lane for take in made.takes) == {"high": 80, "normal": 30, "low": 10}
+    alone = plan({}, lanes[2:], room(), EVEN, 120)
+    assert len(alone.takes) == 120
+
+
+def test_unused_share_of_a_class_goes_to_the_others_by_their_weights() -> None:
+    """No class waits for one that is empty."""
+    lanes = [
+        lane("a", range(1, 900), priority="normal", id="normal"),
+        lane("a", range(1000, 1900), priority="low", id="low"),
+    ]
+    made = plan({}, lanes, room(), EVEN, 80)
+    assert Counter(take.lane for take in made.takes) == {"normal": 60, "low": 20}
+
+
+def test_what_waited_before_goes_first_and_then_the_oldest() -> None:
+    """Within one tenant, over its lanes."""
+    old = lane("a", [1, 4, 9], pool=("x",), id="old")
+    young = lane("a", [2, 3, 8], pool=("y",), id="young")
+    again = lane("a", [7, 10], pool=("x",), id="again", again=True)
+    made = plan({}, [old, young, again], room(), EVEN, 100)
+    assert [take.seq for take in made.takes] == [7, 10, 1, 2, 3, 4, 8, 9]
+
+
+def test_a_closed_pool_does_not_hold_up_its_tenants_other_lanes() -> None:
+    """The tenant goes on with what is open."""
+    closed = lane("a", [1, 2], pool=("llm",), id="closed")
+    free = lane("a", [3, 4], id="free")
+    made = plan({}, [closed, free], room(pools={("llm",): 0}), EVEN, 100)
+    assert [take.seq for take in made.takes] == [3, 4]
+    assert made.dry is None
+
+
+def test_a_lane_that_is_not_read_far_enough_stops_the_plan_at_its_turn() -> None:
+    """The others do not go ahead of it; what was planned until then stands."""
+    dry = lane("a", [1], more=True, id="dry")
+    rich = lane("b", [2, 3, 4, 5], id="rich")
+    made = plan({}, [dry, rich], room(), EVEN, 100)
+    assert ([take.seq for take in made.takes], made.dry) == ([1, 2], "dry")
+    lanes = [replace(dry, heads=(6,), more=False), replace(rich, heads=(3, 4, 5))]
+    assert [take.seq for take in plan(made.order, lanes, room(), EVEN, 100).takes] == [6, 3, 4, 5]
+
+
+def test_queues_take_turns_for_a_pool_that_they_share() -> None:
+    """The first by name does not take it all."""
+    pool = ("llm",)
+    lanes = [
+        lane("a", range(1 + 100 * number, 50 + 100 * number), queue=queue, pool=pool, id=queue)
+        for number, queue in enumerate(QUEUES)
+    ]
+    made = plan({}, lanes, room(pools={pool: 10}), EVEN, 100)
+    assert Counter(take.lane for take in made.takes) == {"q1": 5, "q2": 5}
+
+
+def test_the_order_remembers_only_who_is_ahead_of_time() -> None:
+    """Its size does not grow with tenants that are gone, and an idle queue leaves nothing behind."""
+    order: Order = {}
+    flood = lane("flood", range(1000, 2000))
+    for number in range(200):
+        made = plan(order, [flood, lane(f"t{number}", [number + 1])], room(), EVEN, 2)
+        order, flood = made.order, without([flood], made.takes)[0]
+    assert sum(len(turns.tags) for turns in order.values()) <= 8
+    assert plan(order, [replace(flood, heads=(1,))], room(), EVEN, 1).order == {}
+
+
+def test_newcomers_do_not_overtake_for_ever() -> None:
+    """Among those who have had the same share, the one whose task is oldest goes first, whatever its name."""
+    order: Order = {}
+    lanes = [lane("zoe", [1])]
+    for number in range(10):
+        lanes += [lane(f"t{number}", [10 * number + 11]), lane(f"u{number}", [10 * number + 12])]
+        made = plan(order, lanes, room(), EVEN, 1)
+        order, lanes = made.order, [one for one in without(lanes, made.takes) if one.heads]
+        if "zoe" not in {one.tenant for one in lanes}:
+            return
+    raise AssertionError("a tenant starved")
