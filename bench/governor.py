@@ -28,6 +28,7 @@ ROWS: Mapping[str, Callable[[Sizes], Awaitable[Outcome]]] = {
     "utilisation_workers": bound.utilisation_workers,
     "idle": bound.after_idle,
     "jain": fairness.shares,
+    "tokens": fairness.tokens,
     "quiet": fairness.quiet,
     "latency": speed.latency,
     "rate": speed.rate,
@@ -36,6 +37,7 @@ ROWS: Mapping[str, Callable[[Sizes], Awaitable[Outcome]]] = {
     "herd": adaptive.herd,
     "budget": budgets.race,
     "pools": queues.side_by_side,
+    "hierarchy": queues.many_pools,
     "releaser": queues.releaser_kills,
     "throughput": queues.throughput,
 }

@@ -10,16 +10,16 @@ from millstream_schemas.envelope import MAX_WAIT_S
 from millstream_schemas.permits import Observed, OutcomeClass
 
 THROTTLING: frozenset[OutcomeClass] = frozenset({"throttled", "ramp", "quota"})
-"""Waiting helps, and is no fault of the task."""
+"""Refusals after which waiting helps, and for which the task is not to blame."""
 
-# Known by name: the libraries that define them need not be there.
+# Known by name, because the libraries that define them need not be installed.
 _LOST = frozenset({"ReadTimeout", "WriteTimeout", "ReadError", "WriteError", "RemoteProtocolError", "APITimeoutError"})
 _UNREACHED = frozenset({"ConnectError", "ConnectTimeout", "APIConnectionError"})
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """How a call ended, as the governor is told it. `reported`: it was told before."""
+    """How a call ended, in the governor's words. `reported`: the governor was told of it before."""
 
     outcome: OutcomeClass
     retry_after_s: float | None = None
@@ -29,7 +29,8 @@ class Said:
 
     @property
     def asks_to_wait(self) -> bool:
-        """Another go later costs no attempt: the service refused for now, or is overloaded and says until when."""
+        """Whether the task is put off at no cost in attempts: the service refuses for now, or is overloaded and says for
+        how long."""
         return self.outcome in THROTTLING or (self.outcome == "overloaded" and self.retry_after_s is not None)
 
 
@@ -40,7 +41,7 @@ UNKNOWN = Said("unknown")
 
 
 def said_of(error: BaseException | None) -> Said:
-    """What the end of a call says of the called service; None is a good end."""
+    """What the end of a call says of the called service; `error` is None where the call ended well."""
     match error:
         case None:
             return OK
@@ -57,14 +58,17 @@ def said_of(error: BaseException | None) -> Said:
 
 
 def _of_answer(error: BaseException) -> Said | None:
+    """What the answer says that an exception carries; None where it carries none."""
     if status_in(error) is None:
         return None
     found = classify(error)
-    outcome: OutcomeClass = "error" if found.outcome == "ok" else found.outcome  # it failed at what came with a 200
+    # An exception with a 200 in it: the service answered, and the handler failed at what came.
+    outcome: OutcomeClass = "error" if found.outcome == "ok" else found.outcome
     return Said(outcome, found.retry_after_s, found.observed, detail=found.detail)
 
 
 def _of_kind(error: BaseException) -> Said:
+    """What an exception without an answer says: was the service reached, and may it have done the work?"""
     names = {kind.__name__ for kind in type(error).__mro__}
     if names & _LOST:
         return UNKNOWN
@@ -88,7 +92,7 @@ def _status(holder: object) -> int | None:
 
 
 def wait_s(given: object) -> float | None:
-    """A wait that a handler asked for, in seconds; None, the default, for what is no duration."""
+    """A wait that a handler asked for, in seconds; None where it gave none, or something that is no duration."""
     try:
         return None if given is None else min(seconds(given), MAX_WAIT_S)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
@@ -96,7 +100,7 @@ def wait_s(given: object) -> float | None:
 
 
 def attribute(holder: object, name: str) -> object:
-    """An attribute of what user code made; None where there is none, or where it cannot be read."""
+    """An attribute of an object from user code; None where it has none, or where reading it fails."""
     try:
         return getattr(holder, name, None)
     except Exception:  # noqa: BLE001 - a property of user code may raise anything

@@ -1,4 +1,4 @@
-"""Calls inside a handler: each under a permit of its own, settled by how it ended, and a client that reports by itself."""
+"""Calls inside a handler: `ctx.limit` puts each under a permit of its own; `ctx.http` reports what services answer."""
 
 import asyncio
 from collections import deque
@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     import httpx
 
 MAX_CALLS = 1000
-"""That one permit may cover."""
+"""Calls that one permit may cover."""
 CLOSE_S = 2.0
+"""How long the client may take to close its connections at the end of an execution."""
 _TOLD = 32
+"""Answers and exceptions of an execution that are remembered as reported, the newest."""
 
 
 class Permits(Protocol):
@@ -49,9 +51,11 @@ class Permits(Protocol):
 
     def give_back(self, permit: Permit) -> None: ...
 
+    def may_begin(self, permit: Permit) -> bool: ...
+
 
 class Grant:
-    """A permit that a call uses now."""
+    """The permit that a call is using: what `async with ctx.limit(...) as grant` gives."""
 
     def __init__(self, permit: Permit, used: Used) -> None:
         self._permit = permit
@@ -65,13 +69,13 @@ class Grant:
         return self._permit.keys
 
     def usage(self, *, tokens_in: int = 0, tokens_out: int = 0, cost_usd: float = 0.0) -> None:
-        """Add to what the call has used: it settles the permit in the place of the estimate, and counts for the task."""
+        """Add to what the call has used. It replaces the estimate when the permit is settled, and counts for the task."""
         self._own = self._own or Used()
         self._own.add(tokens_in, tokens_out, cost_usd)
         self._used.add(tokens_in, tokens_out, cost_usd)
 
     def settlement(self, said: Said) -> Settlement:
-        """What to tell the governor at the end."""
+        """What to tell the governor when the call has ended."""
         own = self._own
         return Settlement(
             outcome=said.outcome,
@@ -85,12 +89,15 @@ class Grant:
 
 
 _innermost: ContextVar[Grant | None] = ContextVar("millstream_grant", default=None)
-"""The grant whose call runs in this flow of control: `ctx.http` reports for its keys."""
+"""The grant of the innermost `ctx.limit` block that this code runs in: `ctx.http` reports for its keys."""
 
 
 @dataclass
 class Calls:
-    """What one execution calls: its permits, its client, and what was told of the answers."""
+    """The calls of one execution: their permits, the HTTP client, and which answers were reported already.
+
+    `over` is set once the execution has ended; `used` is what it has reported as used.
+    """
 
     item: WorkItem
     permits: Permits
@@ -107,7 +114,7 @@ class Calls:
 
     @property
     def http(self) -> "httpx.AsyncClient":
-        """A client whose answers are reported; made when it is first used, closed with the execution."""
+        """A client that reports every answer; made when first used, closed with the execution."""
         if self._http is None:
             from millstream.providers.http import reporting_client  # a handler that calls nothing loads no HTTP
 
@@ -115,7 +122,7 @@ class Calls:
         return self._http
 
     async def close(self) -> None:
-        """End with the execution: no permit is given any more, also to a thread that goes on."""
+        """End with the execution: from now on no permit is given, not even to a thread that still runs."""
         self.over = True
         if self._http is not None:
             with suppress(Exception):  # whatever is wrong with its connections, the execution has its ending
@@ -131,13 +138,13 @@ class Calls:
         if not keys:
             return
         self.permits.report(keys, said.outcome, said.retry_after_s, said.observed, started_ago_s)
-        if said.outcome != "ok":  # an exception may bring it back
+        if said.outcome != "ok":  # an exception that carries this answer may come; it must not count twice
             self._told.append(answer)
         if grant is not None:
             grant.reported = True
 
     def end(self, error: BaseException | None, grant: Grant | None = None) -> Said:
-        """How a call, or the execution, ended; what was told before counts once."""
+        """How a call, or the whole execution, ended; marked as reported where the limits were told of it before."""
         said = said_of(error)
         if error is None:
             before = grant is not None and grant.reported
@@ -162,7 +169,7 @@ class Calls:
         cost_usd: float,
         model: str,
     ) -> "LimitedCall":
-        """One call to come under `keys`; amounts outside of what a permit may state are clamped."""
+        """A call that is to begin under `keys`. Amounts that a permit cannot state are clamped to what it can."""
         need = Need(
             requests=min(max(1, int(requests)), MAX_CALLS),
             tokens_in=min(max(0, int(tokens_in)), MAX_AMOUNT),
@@ -173,7 +180,7 @@ class Calls:
         return LimitedCall(self, keys, need, wait_s)
 
     async def begin(self, keys: tuple[str, ...], need: Need, wait_s: float) -> Permit:
-        """A permit to call at once; raises LimitReached, BudgetExhausted or Fatal where there is none."""
+        """Wait for a permit under which a call may begin at once; raises LimitReached, BudgetExhausted or Fatal."""
         self._check_open()
         self._reserve(need, 1)
         permit: Permit | None = None
@@ -189,7 +196,7 @@ class Calls:
 
     def _check_open(self) -> None:
         if self.over:
-            raise CallerError("the execution has ended: nothing is called for it any more")
+            raise CallerError("the execution of this task has ended: `ctx.limit` gives no permit for it any more")
 
     def abandon(self, permit: Permit, need: Need) -> None:
         """Give back a permit under which no call began."""
@@ -197,12 +204,15 @@ class Calls:
         self.permits.give_back(permit)
 
     def finish(self, permit: Permit, grant: Grant, need: Need, error: BaseException | None) -> None:
-        """Settle by how the call ended."""
+        """Settle a permit by how its call ended."""
         self._reserve(need, -1)
         self.permits.settle(permit, grant.settlement(self.end(error, grant)))
 
     def _reserve(self, need: Need, times: int) -> None:
-        """Keep the task's own budget from being passed by calls that run at one time."""
+        """Add (`times` 1) or take away (-1) the estimate of a call that runs, so that several at once keep the task's budget.
+
+        Raises BudgetExhausted where the estimate does not fit into what is left of it.
+        """
         cost_usd = need.cost_usd or cost_of(self.prices.get(need.model), need.tokens_in, need.tokens_out)
         ahead, used = self._reserved, self.item.usage
         if times > 0:
@@ -237,6 +247,7 @@ class Calls:
 
 
 def _refusal(answer: DeniedPermit) -> LimitReached | BudgetExhausted | Fatal:
+    """The exception that tells a handler why it gets no permit."""
     match policy.after_denial(answer.reason, answer.key, answer.detail):
         case policy.Park(after_s, detail):
             return LimitReached(after_s, detail)
@@ -276,7 +287,7 @@ class LimitedCall:
         while True:
             asked = calls.begin(self._keys, self._need, self._wait_s)
             permit = asyncio.run_coroutine_threadsafe(asked, calls.loop).result()
-            if calls.monotonic() <= permit.use_by:  # a busy process may take its time to come back to this thread
+            if calls.permits.may_begin(permit):  # a busy process may take its time to come back to this thread
                 return self._entered(permit)
             calls.loop.call_soon_threadsafe(calls.abandon, permit, self._need)
 

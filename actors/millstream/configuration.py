@@ -22,10 +22,10 @@ Layer = dict[str, Any]
 
 
 class Configuration:
-    """The settings in effect: those of this process under the newest document that is right as a whole.
+    """The settings in effect: those of this process with the newest document that is valid as a whole laid over them.
 
-    `on_change` is called with the new settings after each revision that was taken; a faulty one changes nothing and
-    shows in `fault`, which is empty otherwise. A document that was removed leaves the process's own settings.
+    `on_change` is called with the new settings after each revision that is taken; an invalid one changes nothing and is
+    explained in `fault`, which is empty otherwise. When the document is removed, the process's own settings are left.
     """
 
     def __init__(

@@ -135,6 +135,7 @@ class Context:
         key: str,
         *more: str,
         requests: int = 1,
+        tokens: int = 0,
         tokens_in: int = 0,
         tokens_out: int = 0,
         cost_usd: float = 0.0,
@@ -143,13 +144,16 @@ class Context:
     ) -> "LimitedCall":
         """A permit for one call: `async with ctx.limit("llm", tokens_in=900) as grant:`, or `with` in a sync handler.
 
-        Keys may be templates (`anthropic/{pins.model}`). Amounts are what to reserve; `grant.usage(...)` says what it
-        really was, and how the block ends tells the limit what the service answered. `model` (default: `pins.model`)
-        is whose prices apply. Waits up to `wait`, with the slot of the task in hand. Raises LimitReached (a Throttled,
-        which parks the task) where the governor's estimate is beyond that, BudgetExhausted, Fatal for what can never
-        fit, and CallerError for arguments that make no permit.
+        Keys may be templates (`anthropic/{pins.model}`). The amounts are reserved, `tokens` (of both kinds together) as
+        tokens that go in; it cannot stand beside `tokens_in` or `tokens_out`. `grant.usage(...)` says afterwards
+        what was really used, and an exception that leaves the block tells the limit what the service answered. `model`
+        (default: `pins.model`) chooses the prices. Waits up to `wait`, while the task keeps its slot. Raises LimitReached
+        (a Throttled: it parks the task) where the governor expects a longer wait, BudgetExhausted where a budget is used
+        up, Fatal for an amount that the limit can never allow, and CallerError for arguments that make no permit.
         """
         calls = self._open_calls()
+        if tokens and (tokens_in or tokens_out):
+            raise CallerError("`ctx.limit` takes `tokens`, or `tokens_in` and `tokens_out`, not both")
         keys: tuple[str, ...] = (key,)
         if more or is_template(key):
             fields = fields_of(self.item.envelope)
@@ -164,7 +168,7 @@ class Context:
             keys,
             wait_s,
             requests=requests,
-            tokens_in=tokens_in,
+            tokens_in=tokens or tokens_in,
             tokens_out=tokens_out,
             cost_usd=cost_usd,
             model=model_of(self.item) if model is None else model,
@@ -172,17 +176,19 @@ class Context:
 
     @property
     def http(self) -> "httpx.AsyncClient":
-        """An HTTP client for async handlers that tells the limits what the service answered.
+        """An HTTP client for async handlers that reports to the limits what the service answered.
 
-        Each answer counts for the keys of the innermost open `ctx.limit`, else for those of the task's own permit; an
-        exception of it (`raise_for_status`) that leaves the handler ends the attempt by what the answer says. One client
-        an execution, closed with it.
+        An answer counts for the limits of the innermost open `ctx.limit`, else for those of the task's own permit. Where
+        its exception (`raise_for_status`) leaves the handler, the answer decides whether the task waits or the attempt
+        has failed. Each execution has one client, closed at its end.
         """
         return self._open_calls().http
 
     def _open_calls(self) -> "Calls":
         if self.calls is None:
-            raise CallerError("limits and `ctx.http` are there in a worker only")
+            raise CallerError(
+                "`ctx.limit` and `ctx.http` work inside a worker only: this context has no governor to ask"
+            )
         return self.calls
 
     async def spawn(self, task: "str | TaskLike", payload: Any = None, **options: Any) -> HandleLike:

@@ -27,6 +27,8 @@ from millstream_schemas.permits import TOLD, VERBS, LimitsListing
 from millstream_schemas.topology import LEADER_TTL_S
 
 SAVE_EVERY_S = 0.5
+SAVE_IDLE_EVERY_S = 10.0
+"""How often the state is stored while nothing happens: a successor takes its age for the gap in which anything may have."""
 AGAIN_S = 0.25
 DRAIN_S = 5.0
 
@@ -40,6 +42,8 @@ class _Term:
     desk: Desk | None = None
     settings: Settings | None = None
     """Those that the core has taken."""
+    saved_at: float = 0.0
+    """When the state was stored last, monotonic seconds."""
     known_periods: frozenset[str] = frozenset()
 
 
@@ -106,7 +110,16 @@ class RateGovernor:
     async def _work(self, term: _Term, group: asyncio.TaskGroup) -> None:
         """Take over, then answer until cancelled."""
         core = await self._take_over(term)
-        effects = Effects(self._broker, self._names, self._event_ttl_s, self._sums, self._telemetry, term.epoch, group)
+        effects = Effects(
+            self._broker,
+            self._names,
+            self._event_ttl_s,
+            self._sums,
+            self._telemetry,
+            term.epoch,
+            group,
+            save=self._save_now,
+        )
         desk = term.desk = Desk(
             core,
             effects,
@@ -144,7 +157,7 @@ class RateGovernor:
             self._reconfigure.clear()
             await self._load_spent(core, term)
             desk.dirty = True
-        if desk.dirty:
+        if desk.dirty or self._clock.monotonic() - term.saved_at >= SAVE_IDLE_EVERY_S:
             await self._save_now()
 
     # --- configuration ---------------------------------------------------------------------------
@@ -236,7 +249,10 @@ class RateGovernor:
             desk = term.desk if term is not None else None
             if desk is not None:
                 desk.dirty = False
-            if not await self._state.write(self._snapshot(core)) and desk is not None:
+            if await self._state.write(self._snapshot(core)):
+                if term is not None:
+                    term.saved_at = self._clock.monotonic()
+            elif desk is not None:
                 desk.dirty = True
 
 

@@ -24,13 +24,14 @@ from millstream_schemas.permits import (
 )
 
 AFTER_FAULT_S = 1.0
+"""When the core is asked again after a fault in it."""
 
 _decode = msgspec.json.Decoder(PermitRequest).decode
 _encode = msgspec.json.Encoder().encode
 
 
 class Desk:
-    """Answers until `close`; silent wherever `may_answer` says that another one may lead, to the last moment.
+    """Answers until `close`, but only while `may_answer`, asked again right before each reply, says that nobody else leads.
 
     `save` stores the state of the core, which an operator's command waits for; `listed` completes a listing.
     """
@@ -62,13 +63,17 @@ class Desk:
     # --- requests --------------------------------------------------------------------------------
 
     def handle(self, body: bytes) -> Awaitable[bytes | None] | bytes | None:
-        """The reply to one request, most of them at once; None, silence, wherever another one may lead."""
+        """The reply to one request, or what to await for it; None, which sends nothing, where another one may lead."""
         if not self._open or not self._may_answer():
             return None
         request = self._read(body)
         if request is None:
             return _encode(Denied(reason="bad_request", epoch=self._core.epoch))
-        verdict = self._core.handle(request, self._clock.monotonic())
+        try:
+            verdict = self._core.handle(request, self._clock.monotonic())
+        except Exception as error:  # noqa: BLE001 - the boundary of a request: silence would look like an absent governor
+            self._telemetry.emit("message.faulty", error=repr(error))
+            return _encode(Denied(reason="bad_request", epoch=self._core.epoch, detail=repr(error)[:200]))
         spends = self._perform(verdict)
         reply = verdict.reply
         if reply is None:
@@ -90,7 +95,7 @@ class Desk:
             self._afterwards(self._core.handle(request, self._clock.monotonic()))
 
     def perform(self, verdict: Verdict) -> None:
-        """Do what a change of configuration has led to."""
+        """Perform a verdict that no request has led to, as after a change of configuration."""
         if self._open:
             self._afterwards(verdict)
 
@@ -126,7 +131,7 @@ class Desk:
         return self._said(reply)
 
     def _future_of(self, acquire: str) -> asyncio.Future[PermitReply]:
-        """Where the core's answer will be; made at once, since the next message may bring it before anybody waits."""
+        """Where the core's answer will be; made at once, since the next message may bring it before anybody awaits."""
         future = self._held.get(acquire)
         if future is None:
             future = self._held[acquire] = asyncio.get_running_loop().create_future()
@@ -139,7 +144,7 @@ class Desk:
     # --- decisions -------------------------------------------------------------------------------
 
     def _perform(self, verdict: Verdict) -> list[Spend]:
-        """Answer whom the core answered, wake it when it asked for it; returns what is to be stored."""
+        """Send the core's answers, set its next wake-up, and perform its effects; returns what is to be stored."""
         self.dirty = True
         for answer in verdict.answers:
             future = self._held.pop(answer.acquire, None)
@@ -155,7 +160,7 @@ class Desk:
             self._effects.store_later(spends)
 
     def _wake(self, at: float) -> None:
-        """Ask the core at `at`, monotonic, and not later; it says then when to ask anew."""
+        """Call the core's `due` at `at`, monotonic seconds; its verdict says when to do so next."""
         if self._timer is not None:
             self._timer.cancel()
         self._wake_at = at

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, assert_never
 
 from millstream.errors import BrokerClosed, BrokerError
 from millstream.journal import Journal
@@ -35,6 +35,7 @@ class Effects:
         telemetry: Telemetry,
         epoch: int,
         group: asyncio.TaskGroup,
+        save: Callable[[], Coroutine[Any, Any, None]],
     ) -> None:
         self._broker = broker
         self._names = names
@@ -43,7 +44,8 @@ class Effects:
         self._telemetry = telemetry
         self._epoch = epoch
         self._group = group
-        self._gates: dict[str, None] = {}
+        self._save = save
+        self._gates: dict[str, bool] = {}
         self._telling: asyncio.TimerHandle | None = None
         self._over = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -55,15 +57,23 @@ class Effects:
     def perform(self, effects: Iterable[Effect]) -> list[Spend]:
         """Do what can be done at once; what was spent is noted and returned, to be stored."""
         spends: list[Spend] = []
+        closed = False
         for effect in effects:
-            if isinstance(effect, Spend):
-                spends.append(effect)
-            elif isinstance(effect, GateChanged):
-                self._gates.update(dict.fromkeys(effect.keys))
-                if self._telling is None:
-                    self._telling = asyncio.get_running_loop().call_later(TOGETHER_S, self._tell_gates)
-            else:
-                self._run(self._warn(effect))
+            match effect:
+                case Spend():
+                    spends.append(effect)
+                case GateChanged(key, is_closed):
+                    self._gates[key] = is_closed
+                    closed = closed or is_closed
+                    if self._telling is None:
+                        self._telling = asyncio.get_running_loop().call_later(TOGETHER_S, self._tell_gates)
+                case SoftPassed():
+                    self._run(self._warn(effect))
+                case _:
+                    assert_never(effect)
+        if closed:  # at once: what was granted there and has not begun must not begin
+            self._tell_gates()
+            self._run(self._save())  # a successor must know of it too
         self._sums.keep(spends)
         return spends
 
@@ -92,9 +102,12 @@ class Effects:
         task.add_done_callback(self._tasks.discard)
 
     def _tell_gates(self) -> None:
-        self._telling = None
-        keys, self._gates = tuple(self._gates), {}
-        self._tell(Said(epoch=self._epoch, keys=keys))
+        if self._telling is not None:
+            self._telling.cancel()
+            self._telling = None
+        gates, self._gates = self._gates, {}
+        closed = tuple(key for key, is_closed in gates.items() if is_closed)
+        self._tell(Said(epoch=self._epoch, keys=tuple(gates), closed=closed))
 
     def _tell(self, said: Said) -> None:
         try:
@@ -111,6 +124,7 @@ class Effects:
             spent=passed.spent,
             hard=passed.hard,
             task=passed.task,
+            price_version=passed.price_version,
         )
         if not is_key(passed.task):
             return
@@ -125,6 +139,11 @@ class Effects:
             return
         at = self._names.parse_event(last.subject)
         warning = BudgetWarning(
-            key=at.key, budget=passed.key, period=passed.period, spent=passed.spent, hard=passed.hard
+            key=at.key,
+            budget=passed.key,
+            period=passed.period,
+            spent=passed.spent,
+            hard=passed.hard,
+            price_version=passed.price_version,
         )
         self._journal.inform(warning, at.tenant, at.queue)

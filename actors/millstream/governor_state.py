@@ -14,6 +14,7 @@ from millstream.telemetry.events import Telemetry
 from millstream_schemas.names import Names
 
 SQUEEZE_BYTES = 64 * 1024
+"""A longer snapshot is compressed."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -27,9 +28,9 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StateKeeper:
-    """Reads what the predecessor left, once, and writes on from there: each write replaces what was read or written.
+    """Reads what the predecessor left, and replaces it by compare-and-set on the revision read or written last.
 
-    So a write of a former leader that comes late, after a successor has written, is refused.
+    So a late write of a former leader, after its successor has written, is refused.
     """
 
     def __init__(self, broker: Broker, names: Names, telemetry: Telemetry) -> None:

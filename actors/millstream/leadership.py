@@ -10,7 +10,7 @@ from millstream.errors import BrokerClosed, BrokerError
 from millstream.ports import Broker, Clock
 
 SAFETY_S = 0.5
-"""So much before the server lets the lock expire its holder stops to trust it."""
+"""How long before the server lets the lock expire its holder stops trusting it."""
 
 POLL_S = 0.2
 RENEW_EVERY_S = 1.0

@@ -6,17 +6,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from millstream_schemas.envelope import MAX_COST_USD
-from millstream_schemas.permits import MAX_AMOUNT, Observed, OutcomeClass, Report, Settle
-
-MAX_RETRY_AFTER_S = 86_400.0
-MAX_CALLS = 1_000
-MAX_OBSERVED = 8
-MAX_AGO_MS = 90 * 86_400_000
+from millstream_schemas.permits import (
+    MAX_AMOUNT,
+    MAX_CALLS,
+    MAX_MS,
+    MAX_OBSERVED,
+    MAX_RETRY_AFTER_S,
+    Observed,
+    OutcomeClass,
+    Report,
+    Settle,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What one permit takes of each of its keys. `model` names the price where no cost is given; cost in US dollars."""
+    """What one permit takes of each of its keys; cost in US dollars. Where it is 0, the prices of `model` give it."""
 
     requests: int = 1
     tokens_in: int = 0
@@ -63,8 +68,8 @@ class DeniedPermit:
 class Settlement:
     """How the call of a permit ended and what it really took; None keeps the estimate.
 
-    What the outcome says of the provider goes to `keys`, or else to all keys of the permit; `reported`: it was told
-    before.
+    The outcome is about the limits named by `keys`, without them about all keys of the permit. `reported`: a report has
+    told it before, and only the amounts count.
     """
 
     outcome: OutcomeClass
@@ -80,7 +85,7 @@ class Settlement:
 
 
 def in_bounds(need: Need) -> Need:
-    """The need as a request may state it; one that states more would be refused as a whole."""
+    """The need cut to what a request may state, because a request that states more is refused as a whole."""
     return Need(
         min(max(1, need.requests), MAX_CALLS),
         min(max(0, need.tokens_in), MAX_AMOUNT),
@@ -91,7 +96,7 @@ def in_bounds(need: Need) -> Need:
 
 
 def settle_request(permit: Permit, settlement: Settlement) -> Settle:
-    """The message that ends a used permit; it says all that a governor must know to whom the permit is unknown."""
+    """The message that ends a used permit. It names keys and cost again, for a governor that does not know the permit."""
     priced = settlement.tokens_in is not None or settlement.tokens_out is not None
     cost_usd = settlement.cost_usd
     if cost_usd is None and permit.need.cost_usd and not (priced and (settlement.model or permit.need.model)):
@@ -124,7 +129,7 @@ def report_request(
         outcome=outcome,
         retry_after_s=_retry_after(retry_after_s),
         observed=tuple(observed)[:MAX_OBSERVED],
-        started_ms_ago=min(max(0, round(started_ago_s * 1000)), MAX_AGO_MS),
+        started_ms_ago=min(max(0, round(started_ago_s * 1000)), MAX_MS),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import msgspec
 
@@ -20,7 +20,11 @@ _encode = msgspec.json.Encoder().encode
 
 
 class GovernorLink:
-    """Asks and tells. `on_epoch` is called when another governor leads, `on_began` when it says that it begins now."""
+    """Asks and tells.
+
+    `on_epoch` is called when another governor leads, `on_began` when it says that it begins now, `on_closed` with the
+    keys of which it says that nothing may begin there now.
+    """
 
     def __init__(
         self,
@@ -30,12 +34,14 @@ class GovernorLink:
         *,
         on_epoch: Callable[[], None],
         on_began: Callable[[], None],
+        on_closed: Callable[[Collection[str]], None],
     ) -> None:
         self._broker = broker
         self._names = names
         self._clock = clock
         self._on_epoch = on_epoch
         self._on_began = on_began
+        self._on_closed = on_closed
         self._subjects: dict[str, str] = {}
         self._failed_at = 0.0
         self.epoch = 0
@@ -81,8 +87,11 @@ class GovernorLink:
             self._on_began()
         else:
             self._follow(said.epoch)
+            if said.closed and said.epoch >= self.epoch:
+                self._on_closed(said.closed)
 
     def _follow(self, epoch: int) -> None:
         if epoch > self.epoch:
-            self.epoch = epoch
-            self._on_epoch()
+            known, self.epoch = self.epoch, epoch
+            if known:
+                self._on_epoch()

@@ -1,4 +1,4 @@
-"""Acquires that ask for the same are sent as one: a lone one at once, those that come meanwhile together."""
+"""Sends like acquires as one request: the first at once, those that come while it is under way together after it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ UNREACHABLE_AGAIN_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """What acquires must have in common to be asked for as one."""
+    """What acquires must have in common to be sent as one request."""
 
     keys: tuple[str, ...]
     need: Need
@@ -72,7 +72,7 @@ class _Batch:
 
 @dataclass(slots=True, eq=False)
 class _Line:
-    """Askers of one kind: those in the queue are not asked for yet."""
+    """Askers with the same want; those in `queue` are part of no request yet."""
 
     want: Want
     queue: deque[Asker] = field(default_factory=deque[Asker])
@@ -129,7 +129,7 @@ class PermitRequests:
         return asker
 
     def leave(self, asker: Asker) -> Leased | None:
-        """Give up; returns a lease that has come already and is the asker's to give back."""
+        """Stop asking; returns a lease that has already come, which the asker has to give back."""
         answer = asker.answer
         if answer.done() and not answer.cancelled():
             result = answer.result()
@@ -141,7 +141,7 @@ class PermitRequests:
         return None
 
     def again(self) -> None:
-        """Ask anew for whatever is at a governor that may be gone; what that one still grants is not used."""
+        """Repeat all requests under way, because their governor may be gone; what that one still grants is not used."""
         for batch, asking in self._in_flight.items():
             batch.again = True
             asking.cancel()
@@ -209,7 +209,7 @@ class PermitRequests:
                 self._answer(batch, reply, sent_at)
 
     def _asked(self, batch: _Batch) -> None:
-        """The end of a request, be it without an answer."""
+        """Clean up after a request, whether answered, cancelled or failed."""
         line = batch.line
         del self._in_flight[batch]
         if batch.asked_as:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 from millstream.clock import SystemClock
@@ -20,18 +20,14 @@ from millstream.permit_kinds import (
 from millstream.permit_link import GovernorLink
 from millstream.permit_requests import UNREACHABLE, Leased, PermitRequests, Want
 from millstream.ports import Broker, Clock
-from millstream.safe_rates import SafeRates
+from millstream.safe_rates import SAFE_AFTER_S, SafeRates
 from millstream.settings import Settings
 from millstream_schemas.names import Names
-from millstream_schemas.permits import HeldPermit, Observed, OutcomeClass, Renew, Renewed, Return, Settle
-from millstream_schemas.topology import LEADER_TTL_S
+from millstream_schemas.permits import MAX_RENEWED, HeldPermit, Observed, OutcomeClass, Renew, Renewed, Return, Settle
 
 __all__ = ["DeniedPermit", "Need", "Permit", "PermitClient", "Settlement", "WaitFor"]
 
 LATE = "late_reply"
-
-SAFE_AFTER_S = LEADER_TTL_S + 1.0
-"""A governor that is silent for longer has not been followed by another: only then a worker starts by itself."""
 
 SAFE_USE_BY_S = 0.3
 RETRY_EVERY_S = 0.25
@@ -39,7 +35,6 @@ RENEW_EVERY_S = 5.0
 SETTLE_TIMEOUT_S = 2.0
 SETTLE_FOR_S = 30.0
 MAX_HOLD_S = 60.0
-MOST_RENEWED = 4096
 
 
 class PermitClient:
@@ -57,11 +52,20 @@ class PermitClient:
         self._names = names
         self._worker = worker_id
         self._clock: Clock = clock if clock is not None else SystemClock()
-        self._link = GovernorLink(broker, names, self._clock, on_epoch=self._renew_at_once, on_began=self._ask_again)
+        self._link = GovernorLink(
+            broker,
+            names,
+            self._clock,
+            on_epoch=self._renew_at_once,
+            on_began=self._ask_again,
+            on_closed=self._revoke,
+        )
         self._requests = PermitRequests(self._link, worker_id, self._clock, self._granted, self._unused)
         self._safe = SafeRates(settings) if settings is not None else None
         self._held: dict[str, HeldPermit] = {}
         self._lost: set[str] = set()
+        self._use_by: dict[str, float] = {}
+        self._revoked: set[str] = set()
         self._ending: set[asyncio.Task[None]] = set()
         self._renew_every_s = RENEW_EVERY_S
         self._renew_at = 0.0
@@ -130,7 +134,7 @@ class PermitClient:
             except asyncio.CancelledError:
                 self._return((leased.permit,))
                 raise
-        if self._clock.monotonic() > leased.use_by:
+        if self._clock.monotonic() > leased.use_by or leased.permit in self._revoked:
             self._return((leased.permit,))
             return WaitFor(RETRY_EVERY_S, want.keys[0], LATE)
         return Permit(leased.permit, want.keys, want.need, leased.use_by, leased.epoch)
@@ -150,9 +154,22 @@ class PermitClient:
 
     def _granted(self, leased: Leased, want: Want) -> None:
         self._held[leased.permit] = HeldPermit(permit=leased.permit, keys=want.keys, cost_usd=want.need.cost_usd)
+        self._use_by[leased.permit] = leased.use_by
         if self._renew_every_s != leased.lease_s / 3:
             self._renew_every_s = leased.lease_s / 3
+            self._renew_at = min(self._renew_at, self._clock.monotonic() + self._renew_every_s)
             self._wake.set()
+
+    def may_begin(self, permit: Permit) -> bool:
+        """Whether a call under `permit` may still begin: it is not too old, and none of its keys was closed since."""
+        return self._clock.monotonic() <= permit.use_by and permit.id not in self._revoked
+
+    def _revoke(self, keys: Collection[str]) -> None:
+        """Let nothing begin under what was granted on `keys`; calls that have begun go on."""
+        now, closed = self._clock.monotonic(), frozenset(keys)
+        for permit, use_by in self._use_by.items():
+            if use_by >= now and not closed.isdisjoint(self._held[permit].keys):
+                self._revoked.add(permit)
 
     def _unused(self, permits: tuple[str, ...]) -> None:
         self._send("return", Return(permits=permits))
@@ -187,6 +204,8 @@ class PermitClient:
 
     def _ends(self, permit: str) -> bool:
         """Whether this is the first end of a permit that the governor knows of."""
+        self._use_by.pop(permit, None)
+        self._revoked.discard(permit)
         if self._held.pop(permit, None) is None:
             if permit not in self._lost:
                 return False
@@ -276,8 +295,8 @@ class PermitClient:
         self._renew_at = now + self._renew_every_s
         self._must_renew = False
         held = tuple(self._held.values())
-        for start in range(0, max(1, len(held)), MOST_RENEWED):
-            part = held[start : start + MOST_RENEWED]
+        for start in range(0, max(1, len(held)), MAX_RENEWED):
+            part = held[start : start + MAX_RENEWED]
             renew = Renew(worker=self._worker, permits=part, epoch=self._link.epoch)
             reply = await self._link.ask("renew", renew, SETTLE_TIMEOUT_S)
             if not isinstance(reply, Renewed):
@@ -285,6 +304,7 @@ class PermitClient:
                 self._renew_at = now + RETRY_EVERY_S
                 return
             for permit in reply.lost:
+                self._use_by.pop(permit, None)
                 if self._held.pop(permit, None) is not None:
                     self._lost.add(permit)  # its call goes on; the governor has given its place away
                     self.lost_total += 1

@@ -1,12 +1,16 @@
-"""What a worker may start by itself while no governor answers, for limits that allow it."""
+"""What may start without the governor while none answers, for limits that allow it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
-from millstream.policy.limits import Limit, compiled, is_template, matcher, named
+from millstream.policy.limits import ByKey, Limit, compiled, named
 from millstream.policy.pacing import ManualClock, PacedLimiter
 from millstream.settings import Settings
+from millstream_schemas.topology import LEADER_TTL_S
+
+SAFE_AFTER_S = LEADER_TTL_S + 1.0
+"""A governor that is silent for longer has not been followed by another: only then a worker starts by itself."""
 
 
 class SafeRates:
@@ -15,8 +19,7 @@ class SafeRates:
     def __init__(self, settings: Callable[[], Settings]) -> None:
         self._settings = settings
         self._read: Mapping[str, Limit] | None = None
-        self._exact: dict[str, Limit] = {}
-        self._templates: list[tuple[Limit, Callable[[str], object]]] = []
+        self._limits: ByKey[Limit] = ByKey()
         self._clock = ManualClock()
         self._paces: dict[str, PacedLimiter] = {}
 
@@ -34,14 +37,23 @@ class SafeRates:
             pace.take(requests, wait_s)
         return wait_s
 
-    def _pace(self, key: str) -> PacedLimiter | None:
+    def rate_of(self, keys: Iterable[str]) -> float | None:
+        """Calls a second that one worker may start on all of `keys` by itself; None where one of them forbids it."""
+        rates = [self._rate(key) for key in keys]
+        found = [rate for rate in rates if rate is not None]
+        return min(found, default=None) if len(found) == len(rates) else None
+
+    def _rate(self, key: str) -> float | None:
         limit = self._limit(key)
         if limit is None or limit.on_governor_down != "safe_rate":
             return None
         safe = compiled(limit).safe_rate
-        if safe is None:
+        return None if safe is None else safe.amount / safe.window_s
+
+    def _pace(self, key: str) -> PacedLimiter | None:
+        rate = self._rate(key)
+        if rate is None:
             return None
-        rate = safe.amount / safe.window_s
         pace = self._paces.get(key)
         if pace is None:
             pace = self._paces[key] = PacedLimiter(rate, self._clock)
@@ -54,10 +66,5 @@ class SafeRates:
         limits = self._settings().limits
         if limits is not self._read:
             self._read = limits
-            table = named(limits)
-            self._exact = {limit.key: limit for limit in table if not is_template(limit.key)}
-            self._templates = [(limit, matcher(limit.key).match) for limit in table if is_template(limit.key)]
-        exact = self._exact.get(key)
-        if exact is not None:
-            return exact
-        return next((limit for limit, fits in self._templates if fits(key)), None)
+            self._limits = ByKey((limit.key, limit) for limit in named(limits))
+        return self._limits.find(key)

@@ -54,7 +54,7 @@ class TaskTypeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One tenant: its weight in fair order, and limits of its own."""
 
-    weight: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
+    weight: Annotated[float, Meta(ge=1e-6, le=1e6)] = 1.0
     limits: LimitList = ()
 
 
@@ -223,7 +223,7 @@ def from_environment() -> Settings:
 def build(layer: Layer, source: str = "settings") -> Settings:
     """Settings from plain data, with cross-field checks; raises SettingsError."""
     try:
-        settings = msgspec.convert(_with_seconds(layer), Settings, strict=False)
+        settings = msgspec.convert(_with_seconds(_by_own_names(layer)), Settings, strict=False)
     except (msgspec.ValidationError, ValueError) as error:
         raise SettingsError([str(error)], source) from None
     problems = _unknown_members(layer) + _problems(settings)
@@ -248,6 +248,18 @@ def _put(layer: Layer, where: tuple[str, ...], value: object) -> None:
             return  # `build` says what is wrong with it
         layer = cast(Layer, inner)
     layer[where[-1]] = value
+
+
+_ALIASES: Mapping[str, str] = {"max_throttle_seconds": "max_throttle_s"}
+"""Other names of members, by which people know them elsewhere."""
+
+
+def _by_own_names(layer: Layer) -> Layer:
+    """The layer with each alias replaced by the member that it stands for; raises ValueError where both are set."""
+    both = next((alias for alias, name in _ALIASES.items() if alias in layer and name in layer), None)
+    if both is not None:
+        raise ValueError(f"`{both}` is another name of `{_ALIASES[both]}`, set one of them - at `{both}`")
+    return {_ALIASES.get(name, name): value for name, value in layer.items()}
 
 
 def _with_seconds(data: object, name: str = "") -> Any:

@@ -1,4 +1,4 @@
-"""What budgets have spent: sums in a stream of counters, to which each permit adds once, whoever leads."""
+"""What budgets have spent: sums in a stream of counters, to which each permit is added once, whoever leads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from millstream_schemas.keys import derive_key
 from millstream_schemas.names import Names
 
 AGAIN_S = 0.25
+"""Between two tries to store."""
 MOST_SUMS = 1_000_000
+"""Most sums that are read of one period."""
 
 
 class _Sum(msgspec.Struct, frozen=True):
@@ -36,7 +38,7 @@ def periods(limits: Iterable[Compiled], wall: float) -> frozenset[str]:
 
 
 class SpentSums:
-    """Reads and adds to the sums. What is not stored yet stands in `pending`: a successor has to store it.
+    """Reads the sums and adds to them. `pending` is not stored yet: if this governor cannot, its successor has to.
 
     `on_sum` is called with key, period and the true sum in micro-dollars, what is pending included.
     """

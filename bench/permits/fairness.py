@@ -18,6 +18,9 @@ RATE_PER_S = 50
 WEIGHTS = {"big": 1.0, **{f"small{n:02d}": 2.0 if n < SMALL_TENANTS // 2 else 1.0 for n in range(SMALL_TENANTS)}}
 QUIET_TASKS = 5
 NOISY_CALL_S = 0.1
+TOKENS_PER_S = 2000
+TOKENS = {"large": 1000, "small": 100}
+"""What one task of each tenant takes of a limit of tokens."""
 
 
 def _tasks(task_type: str, prefix: str, count: int, **payload: object) -> list[dict[str, object]]:
@@ -79,6 +82,39 @@ def _means(got: dict[str, list[float]]) -> str:
         return sum(counts) / len(counts)
 
     return f"{len(got['big'])}, {mean(2.0):.1f}, {mean(1.0):.1f}"
+
+
+async def tokens(sizes: Sizes) -> Outcome:
+    """Two tenants whose tasks take 1000 and 100 tokens, in one pool, while both wait: who got how many tokens."""
+    row, seconds = "tokens", sizes.pick(12, 40)
+    config = f'[limits.llm]\ntokens = "{TOKENS_PER_S * 60}/min"\n[queues.calls]\nlimits = ["llm"]\n'
+    with stage(config) as on:
+        fleet = on.fleet
+        fleet.dispatcher()
+        fleet.governor()
+        async with fleet.plain() as client, fleet.broker() as broker:
+            count = 0
+            for name, size in TOKENS.items():
+                tasks = _tasks("call", name, int(2 * seconds * TOKENS_PER_S / size), tokens=size)
+                estimated = [{**task, "usage_estimate": {"tokens_in": size}} for task in tasks]
+                count += await submit_all(fleet, client, estimated, tenant=name)
+
+            async def all_there() -> bool:
+                return await held(broker, fleet) >= count
+
+            await wait_until(all_there, f"{count} tasks are held", timeout=120)
+            on.worker(SLOTS)
+            await asyncio.sleep(seconds)
+        calls = await on.provider.log("llm")
+    got = {name: size * sum(call.tag == name for call in calls) for name, size in TOKENS.items()}
+    most, all_of = max(TOKENS.values()), sum(got.values())
+    return Outcome(
+        [
+            at_most(row, "tokens between the two, in large tasks", abs(got["large"] - got["small"]) / most, 4.0),
+            at_least(row, "tokens/s over the limit's rate", all_of / (calls[-1].at - calls[0].at) / TOKENS_PER_S, 0.9),
+            told(row, "tokens of large, small", f"{got['large']}, {got['small']}"),
+        ]
+    )
 
 
 async def quiet(sizes: Sizes) -> Outcome:

@@ -25,6 +25,8 @@ from tests.support.windows import between, longest_gap
 OPEN = '[limits.open]\nrequests = "1_000_000_000/min"\n'
 CALL_S = 0.1
 FREE_WORKERS = 2
+MANY, EACH = 40, 10
+"""Tenants with limits of their own over one that they share, and how many tasks each of them sends."""
 
 
 # --- pools side by side ---------------------------------------------------------------------------
@@ -75,6 +77,49 @@ async def side_by_side(sizes: Sizes) -> Outcome:
 
 async def _refused(on: Stage) -> bool:
     return any(call.status == 429 for call in await on.provider.log("llm"))
+
+
+async def many_pools(sizes: Sizes) -> Outcome:
+    """40 tenants, each with a limit of its own, over one slow limit: one pool each, supplied as one is altogether."""
+    row, seconds = "hierarchy", sizes.pick(16, 32)
+    config = f"""[limits.llm]
+requests = "60/min"
+[limits."tenant/{{tenant_id}}"]
+requests = "600/min"
+[task_types.call]
+limits = ["tenant/{{tenant_id}}"]
+{OPEN}[task_types.free]
+limits = ["open"]
+"""
+    with stage(config) as on:
+        fleet = on.fleet
+        fleet.dispatcher()
+        fleet.governor()
+        on.worker(SLOTS)
+        async with fleet.plain() as client:
+            await submit_all(fleet, client, _calls("free", int((seconds + 20) * SLOTS / CALL_S), CALL_S))
+            await asyncio.sleep(3.0)
+            alone = time.monotonic()
+            await asyncio.sleep(8.0)
+            alone_ends = time.monotonic()
+            for number in range(MANY):
+                tasks = [{"task_id": f"{number}-{n}", "task_type": "call", "payload": {}} for n in range(EACH)]
+                await submit_all(fleet, client, tasks, tenant=f"t{number}")
+            beside = time.monotonic()
+            await asyncio.sleep(seconds)
+            beside_ends = time.monotonic()
+        free = served(await on.provider.log("free"))
+        paid = [call.tag for call in await on.provider.log("llm")]
+    rate_alone = len(between(free, alone, alone_ends)) / (alone_ends - alone)
+    rate_beside = len(between(free, beside, beside_ends)) / (beside_ends - beside)
+    return Outcome(
+        [
+            at_least(row, "free pool's throughput over that alone", rate_beside / rate_alone, 0.95),
+            at_least(row, "different tenants among the first paid calls", len({*paid[:MANY]}) / len(paid[:MANY]), 0.9),
+            at_least(row, "paid calls over the limit's rate", len(paid) / seconds, 0.9),
+            told(row, "free tasks/s alone, beside", f"{rate_alone:.1f}, {rate_beside:.1f}"),
+        ]
+    )
 
 
 # --- a releaser that keeps dying ------------------------------------------------------------------

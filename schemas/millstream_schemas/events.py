@@ -192,8 +192,6 @@ class Held(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fi
     task: TaskInfo | None = None
     again: bool = False
     """It ran or waited before (a retry, a park, an interruption), and goes before those of its lane that did not."""
-    cost: float = 1.0
-    """What it weighs in fair order."""
 
 
 class Released(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="released"):

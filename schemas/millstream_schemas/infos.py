@@ -69,6 +69,8 @@ class BudgetWarning(
     spent: float
     hard: float
     v: int = V1
+    price_version: str = ""
+    """Of the price list that the cost of this task was reckoned by; empty where it has none, or a cost was told."""
 
 
 Info = Progress | Duplicate | Conflict | StaleOutcome | UnknownFields | BudgetWarning

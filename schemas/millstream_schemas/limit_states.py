@@ -33,10 +33,24 @@ class LimitState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     granted_total: int
     throttled_total: int
     paused_for_s: float | None = None
+    """Until something may start again; None while nothing stands in the way, or where nobody knows how long it will."""
+    paused_reason: str = ""
+    """`paused`, `broken`, `exhausted` or `budget_exhausted`; empty while something may start."""
     paused_why: str = ""
+    """What has led to it, in words: what the provider said, which budget is used up, who closed it."""
     breaker: BreakerState = "closed"
     shadow: bool = False
     would_have_waited: int = 0
     """In shadow mode: how many were let through that the limit would have held."""
     template: str = ""
     """The configured key that this one comes from, where that is a template."""
+
+
+class PriceState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the tokens of one model are charged at; US dollars per million."""
+
+    model: str
+    tokens_in: float
+    tokens_out: float
+    version: str = ""
+    """Of the price list, as whoever configured it calls it."""

@@ -10,14 +10,21 @@ import msgspec
 from msgspec import Meta
 
 from millstream_schemas.envelope import MAX_COST_USD, Name
-from millstream_schemas.limit_states import Dimension, LimitState
+from millstream_schemas.limit_states import Dimension, LimitState, PriceState
 
 PERMITS_VERSION = 2
 MAX_KEYS = 32
 """Of one permit: those that the handler names, and as many of the task's own."""
 MAX_PERMITS = 64
 """Of one acquire."""
+MAX_CALLS = 1_000
+"""Of one permit, all begun at once."""
 MAX_AMOUNT = 1_000_000_000
+MAX_OBSERVED = 8
+MAX_RENEWED = 4096
+"""Permits in one renewal; a worker that holds more sends several."""
+MAX_RETRY_AFTER_S = 86_400
+MAX_MS = 90 * 86_400_000
 
 Id = Name
 LimitKey = Name
@@ -25,27 +32,27 @@ LimitKeys = Annotated[tuple[LimitKey, ...], Meta(min_length=1, max_length=MAX_KE
 SomeKeys = Annotated[tuple[LimitKey, ...], Meta(max_length=MAX_KEYS)]
 Amount = Annotated[int, Meta(ge=0, le=MAX_AMOUNT)]
 Money = Annotated[float, Meta(ge=0, le=MAX_COST_USD)]
-Calls = Annotated[int, Meta(ge=1, le=1_000)]
+Calls = Annotated[int, Meta(ge=1, le=MAX_CALLS)]
 Epoch = Annotated[int, Meta(ge=0)]
 HoldMs = Annotated[int, Meta(ge=0, le=60_000)]
-Milliseconds = Annotated[int, Meta(ge=0, le=90 * 86_400_000)]
-RetryAfter = Annotated[float, Meta(ge=0, le=86_400, description="seconds")]
+Milliseconds = Annotated[int, Meta(ge=0, le=MAX_MS)]
+RetryAfter = Annotated[float, Meta(ge=0, le=MAX_RETRY_AFTER_S, description="seconds")]
 
 VERBS = ("acquire", "settle", "return", "renew", "cancel", "limits", "gates", "operate")
 """Where requests go, one core subject each, and are answered."""
 
 TOLD = "told"
-"""Where any request may be sent that needs no answer: a worker's last words, a provider's answer on the way."""
+"""Where a request is sent that needs no answer: what a worker says when it stops, a `Report` while a call runs."""
 
 OutcomeClass = Literal[
     "ok", "throttled", "ramp", "quota", "too_large", "overloaded", "fault", "client", "error", "unknown"
 ]
 """How a call ended.
 
-`throttled`: a rate limit of the provider. `ramp`: it grew too fast. `quota`: an allowance is used up and waiting a
-moment does not help. `too_large`: it can never be allowed. `overloaded`, `fault`: the provider is busy, or broken.
-`client`: the request or its credentials are wrong. `error`: the handler failed by itself. `unknown`: the provider may
-have billed it (a lost connection), so its estimate stays charged.
+`throttled`: a rate limit of the provider. `ramp`: use grew too fast for the provider. `quota`: an allowance is used up
+and waiting a moment does not help. `too_large`: it can never be allowed. `overloaded`, `fault`: the provider is busy,
+or broken. `client`: the request or its credentials are wrong. `error`: the handler failed by itself. `unknown`: the
+provider may have billed it (a lost connection), so its estimate stays charged.
 """
 
 WaitReason = Literal[
@@ -54,6 +61,7 @@ WaitReason = Literal[
     "tokens_in",
     "tokens_out",
     "concurrency",
+    "cost",
     "paused",
     "broken",
     "exhausted",
@@ -62,10 +70,8 @@ WaitReason = Literal[
     "queue_full",
 ]
 GATE_REASONS: frozenset[str] = frozenset({"paused", "broken", "exhausted"})
-"""Waits that everybody at a key shares: its gate is closed."""
-DenialReason = Literal[
-    "unknown_limit", "too_large", "cancelled", "spent", "bad_request", "budget_exhausted", "disabled"
-]
+"""Reasons that close a key's gate: they hold up everybody who needs the key."""
+DenialReason = Literal["unknown_limit", "too_large", "cancelled", "spent", "bad_request", "budget_exhausted"]
 Operation = Literal["open", "auto", "disable", "resume"]
 
 
@@ -95,7 +101,7 @@ class Acquire(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
     task: Annotated[str, Meta(max_length=512)] = ""
     retry: bool = False
     epoch: Epoch = 0
-    """The governor that is asked, 0 where none is known. A later one answers `Wait` at once: the message may be old."""
+    """Of the governor that is asked, 0 where none is known. A later one answers `Wait` at once: the message may be old."""
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -108,9 +114,9 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Settle(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="verb", tag="settle"):
-    """Say what a used permit really cost, once; None keeps what was reserved.
+    """Say what a used permit really took, once; None keeps what was reserved.
 
-    What `outcome` says of the provider goes to `keys`; without `keys`, to all keys of the permit.
+    `outcome` is about the limits named by `keys`; without `keys`, about all keys of the permit.
     """
 
     permit: Id
@@ -122,10 +128,10 @@ class Settle(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_
     cost_usd: Money | None = None
     model: Annotated[str, Meta(max_length=128)] = ""
     retry_after_s: RetryAfter | None = None
-    observed: Annotated[tuple[Observed, ...], Meta(max_length=8)] = ()
+    observed: Annotated[tuple[Observed, ...], Meta(max_length=MAX_OBSERVED)] = ()
     keys: SomeKeys = ()
     reported: bool = False
-    """What `outcome` says was told before by `Report`: only the amounts count."""
+    """A `Report` has told `outcome` before: only the amounts count here."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="verb", tag="report"):
@@ -135,9 +141,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_
     outcome: OutcomeClass
     v: int = VERSION
     retry_after_s: RetryAfter | None = None
-    observed: Annotated[tuple[Observed, ...], Meta(max_length=8)] = ()
+    observed: Annotated[tuple[Observed, ...], Meta(max_length=MAX_OBSERVED)] = ()
     started_ms_ago: Milliseconds = 0
-    """How long ago the call began: a refusal of a call from before the last slow-down says nothing new."""
+    """How long ago the call began: a refusal of a call that began before the last slow-down says nothing new."""
 
 
 class Return(msgspec.Struct, frozen=True, kw_only=True, tag_field="verb", tag="return"):
@@ -162,10 +168,10 @@ class Renew(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_f
     """
 
     worker: Id
-    permits: Annotated[tuple[HeldPermit, ...], Meta(max_length=4096)]
+    permits: Annotated[tuple[HeldPermit, ...], Meta(max_length=MAX_RENEWED)]
     v: int = VERSION
     epoch: Epoch = 0
-    """The governor that is told, 0 where none is known. A later one takes nothing from it: the message may be old."""
+    """Of the governor that is told, 0 where none is known. A later governor ignores the message: it may be old."""
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag_field="verb", tag="cancel"):
@@ -267,10 +273,20 @@ class Renewed(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="
     v: int = VERSION
 
 
-class Gate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How fast tasks of one pool may start: not at all for `wait_s` where closed, else `rate_per_s` and `places`.
+class GatePart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one key lets through: a second of each dimension, and `places` in use at once; None means without limit."""
 
-    None means without limit.
+    requests: float | None = None
+    tokens: float | None = None
+    tokens_in: float | None = None
+    tokens_out: float | None = None
+    places: int | None = None
+
+
+class Gate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How fast tasks of one pool may start: not at all for `wait_s` while closed, else by `rate_per_s` and `places`.
+
+    None means without limit. Keys are shared between pools, so who shares them out goes by `parts`.
     """
 
     keys: LimitKeys
@@ -281,8 +297,8 @@ class Gate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rate_per_s: float | None = None
     places: int | None = None
     """How many may be in use at once, over the whole fleet."""
-    cost_weight: float = 1.0
-    """What one such task takes of the scarcest dimension, in requests: its weight in fair order."""
+    parts: tuple[GatePart, ...] = ()
+    """One for each key, in the order of `keys`; none where a key is unknown."""
 
 
 class GatesListing(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="gates"):
@@ -294,7 +310,7 @@ class GatesListing(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", 
 
 
 class LimitsListing(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="limits"):
-    """All limits by key, and the configuration's revision and fault, if any."""
+    """Limits by key, and the configuration's revision and fault, if any; prices and `unknown` where all were asked for."""
 
     items: tuple[LimitState, ...]
     epoch: int
@@ -302,6 +318,10 @@ class LimitsListing(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind",
     revision: int = 0
     fault: str = ""
     """Why a newer configuration was not taken; empty where there is none."""
+    prices: tuple[PriceState, ...] = ()
+    """Those that costs are reckoned by now."""
+    unknown: tuple[str, ...] = ()
+    """Keys that were asked for in the last minute and are not configured, so that nothing is granted."""
 
 
 PermitReply = Granted | Wait | Denied | Settled | Renewed | GatesListing | LimitsListing

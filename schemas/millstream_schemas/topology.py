@@ -201,7 +201,8 @@ def topology(names: Names, lifetimes: Lifetimes) -> Topology:
         buckets=(
             BucketSpec(name=names.workers_bucket, ttl_s=WORKER_ENTRY_TTL_S),
             BucketSpec(name=names.leaders_bucket, ttl_s=LEADER_TTL_S),
-            BucketSpec(name=names.governor_bucket, ttl_s=DAY_S),
+            # What the governor keeps must outlast any standstill: a breaker that was forced open, a quota that is used up.
+            BucketSpec(name=names.governor_bucket, ttl_s=0.0),
             BucketSpec(name=names.config_bucket, ttl_s=0.0),
         ),
     )

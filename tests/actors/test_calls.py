@@ -78,6 +78,19 @@ async def test_a_call_takes_a_permit_and_settles_what_it_used() -> None:
     assert (settled.outcome, settled.tokens_in, settled.tokens_out, settled.cost_usd) == ("ok", 800, 70, 0.5)
 
 
+async def test_tokens_of_both_kinds_together_are_reserved_as_tokens_in() -> None:
+    """For limits that count them together, as most do."""
+
+    async def handler(ctx: Context) -> None:
+        async with ctx.limit("llm", tokens=900):
+            pass
+
+    end = await tried(handler)
+    assert isinstance(end.event, Completed)
+    (asked,) = end.here.desk.asked
+    assert (asked.need.tokens_in, asked.need.tokens_out) == (900, 0)
+
+
 async def test_a_sync_handler_takes_its_permits_by_with() -> None:
     """From its thread, over the loop of the worker."""
 
@@ -285,7 +298,16 @@ async def test_no_call_begins_once_the_execution_is_over() -> None:
     assert here.desk.asked == []
 
 
-@pytest.mark.parametrize("arguments", [{"wait": "soon"}, {"key": ""}, {"more": [f"key-{n}" for n in range(40)]}])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"wait": "soon"},
+        {"key": ""},
+        {"more": [f"key-{n}" for n in range(40)]},
+        {"tokens": 1, "tokens_in": 1},
+        {"tokens": 1, "tokens_out": 1},
+    ],
+)
 async def test_arguments_that_make_no_permit_are_the_callers_fault(arguments: dict[str, Any]) -> None:
     """And told as such."""
 
@@ -332,14 +354,14 @@ async def test_a_refusal_for_now_costs_no_attempt(status: int, headers: dict[str
     [
         (503, {}, "overloaded", "error"),
         (500, {"retry-after": "2"}, "fault", "error"),
-        (404, {}, "client", "error"),
+        (404, {}, "client", "fatal"),
         (429, {"x-should-retry": "false"}, "too_large", "fatal"),
     ],
 )
 async def test_any_other_error_of_the_service_is_an_attempt(
     status: int, headers: dict[str, str], outcome: str, reason: str
 ) -> None:
-    """Named by its status, so that `retry_on` and `fatal_on` can tell it; what can never fit is fatal."""
+    """Named by its status, so that `retry_on` and `fatal_on` can tell it; a wrong request stays wrong, so it is fatal."""
 
     async def handler() -> None:
         raise Answered(status, headers)
@@ -351,6 +373,17 @@ async def test_any_other_error_of_the_service_is_an_attempt(
     assert {"Answered", f"http_{status}", f"http_{status // 100}xx"} <= set(failure.classes)
     assert failure.retry_after_s == (2.0 if status == 500 else None)
     assert end.outcomes == [("llm", outcome, False)]
+
+
+async def test_a_wrong_request_is_tried_again_where_the_tasks_policy_names_it() -> None:
+    """What is not found yet may be found later: its producer knows."""
+
+    async def handler() -> None:
+        raise Answered(404, {})
+
+    end = await tried(handler, limits=("llm",), retry_policy={"retry_on": ["http_404"]})
+    assert isinstance(end.event, AttemptFailed)
+    assert end.event.failure.reason == "error"
 
 
 @pytest.mark.parametrize(

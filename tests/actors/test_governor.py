@@ -21,6 +21,7 @@ from millstream.jetstream.connection import connect as connect_nats
 from millstream.memory import MemoryServer
 from millstream.permits_client import DeniedPermit, Need, Permit, PermitClient, Settlement, WaitFor
 from millstream.policy.limit_state import Rules
+from millstream.policy.limits import Limit
 from millstream.policy.snapshots import SavedKey, Snapshot
 from millstream.ports import Broker, KeyValue, Outgoing
 from millstream.server import LocalServer
@@ -46,6 +47,9 @@ from millstream_schemas.permits import (
     Wait,
 )
 from millstream_schemas.topology import LEADER_TTL_S, Lifetimes, topology
+from tests.support.clock import VirtualClock
+from tests.support.permit_desk import Desk as CoreDesk
+from tests.support.permit_desk import rpm
 from tests.support.waiting import wait_until
 
 RULES = Rules(lease_s=1.5, relearn_s=1.0)
@@ -149,13 +153,14 @@ class Site:
 
 
 @asynccontextmanager
-async def _site(kind: str, request: pytest.FixtureRequest) -> AsyncGenerator[Site]:
+async def _site(kind: str, request: pytest.FixtureRequest | None) -> AsyncGenerator[Site]:
     names = Names(f"t{uuid.uuid4().hex[:10]}")
     async with AsyncExitStack() as stack:
         if kind == "memory":
             server = MemoryServer(SystemClock())
             brokers: list[Broker] = [server.connect() for _ in range(6)]
         else:
+            assert request is not None
             local: LocalServer = request.getfixturevalue("shared_nats_server")
             brokers = [await connect_nats(local.url, names, client_name="governor test") for _ in range(6)]
         for broker in brokers:
@@ -171,6 +176,12 @@ async def _site(kind: str, request: pytest.FixtureRequest) -> AsyncGenerator[Sit
                 client.cancel()
             for stop in site.stops:
                 stop.set()
+
+
+@asynccontextmanager
+async def _site_in_memory() -> AsyncGenerator[Site]:
+    async with _site("memory", None) as made:
+        yield made
 
 
 @pytest.fixture(params=["memory", "nats"])
@@ -633,6 +644,9 @@ async def test_a_budget_outlives_the_governor(site: Site) -> None:
     await site.lead()
     await site.ask(Renew(worker="w", permits=(HeldPermit(permit=held, keys=("paid",), cost_usd=3.0),)), "renew")
     answer = await site.ask(Acquire(id="c", worker="w", keys=("paid",), cost_usd=1.5))
+    assert isinstance(answer, Wait)  # what is set aside may come back
+    assert answer.reason == "cost"
+    answer = await site.ask(Acquire(id="d", worker="w", keys=("paid",), cost_usd=4.5))
     assert isinstance(answer, Denied)
     assert answer.reason == "budget_exhausted"
     state = await site.cost("paid")
@@ -738,3 +752,48 @@ async def spent(site: Site) -> int:
     subject = site.names.spent(derive_key("limit", "", "paid"), "total")
     record = await site.connect().last(site.names.spent_stream, subject)
     return 0 if record is None else int(msgspec.json.decode(record.body, type=dict[str, str])["val"])
+
+
+async def test_what_a_governor_knows_outlasts_any_standstill() -> None:
+    """A month later what an operator forced, a long quota and what was learned still hold: nothing of it expires."""
+    clock, names = VirtualClock(), Names("t")
+    broker = MemoryServer(clock).connect()
+    declared = topology(names, Lifetimes())
+    await broker.declare(msgspec.structs.replace(declared, streams=(), consumers=()))
+    limits = (rpm("forced", 600), rpm("lower", 600), Limit(key="weekly", requests="1000/7d"), rpm("empty", 600))
+    desk = CoreDesk(*limits)
+    desk.operate("forced", "open")
+    desk.settle(desk.acquire("lower"), "ramp", retry_after_s=0.0)
+    desk.settle(desk.acquire("empty"), "quota", retry_after_s=86_400.0)
+    for _ in range(3):
+        desk.acquire("weekly", wait_s=0.1)
+    keeper = StateKeeper(broker, names, Recorder("t"))
+    assert await keeper.write(Saved(at=clock.now(), snapshot=desk.governor.snapshot(desk.now, clean=True)))
+    for days, used in ((6.0, 1.0), (24.0, 0.0)):
+        clock.advance(days * 86_400.0)
+        saved = await StateKeeper(broker, names, Recorder("t")).read()
+        assert saved is not None
+        heir = CoreDesk(*limits, epoch=2, now=5.0)
+        heir.governor.restore(saved.snapshot, clock.now() - saved.at, heir.now)
+        assert heir.limit("forced").breaker == "forced_open"
+        assert heir.effective("lower") < 600
+        assert heir.limit("empty").paused_reason == ""
+        (window,) = heir.limit("weekly").dimensions
+        assert window.used == used
+
+
+async def test_an_idle_governor_goes_on_storing_its_state() -> None:
+    """A successor takes the age of the state for the gap of which nothing is known."""
+    async with _site_in_memory() as site:
+        await site.lead()
+        broker, names = site.connect(), site.names
+        first = await broker.kv_get(names.governor_bucket, names.governor_lock)
+        assert first is not None
+
+        async def newer() -> bool:
+            found = await broker.kv_get(names.governor_bucket, names.governor_lock)
+            return found is not None and found.revision > first.revision + 2
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr("millstream.governor.SAVE_IDLE_EVERY_S", 0.1)
+            await until(newer, "the state to be stored again and again")

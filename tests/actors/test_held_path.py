@@ -12,7 +12,7 @@ from millstream.clock import SystemClock
 from millstream.dispatcher.admission import Admitter
 from millstream.dispatcher.advisories import Sweeper
 from millstream.dispatcher.commands import Commander
-from millstream.dispatcher.context import Fixed, Kinds, Served
+from millstream.dispatcher.context import Fixed, MeteringTable, Served
 from millstream.dispatcher.decisions import Decider
 from millstream.dispatcher.ticks import Ticker
 from millstream.policy.metering import Metered, lane_of, lane_token
@@ -182,18 +182,18 @@ def test_a_worker_that_announces_other_limits_replaces_those_of_the_workers_befo
 def test_what_is_known_of_a_kind_is_found_anew_when_settings_or_announcements_change() -> None:
     """And only then: between two changes it costs one look."""
     served = Served()
-    kinds = Kinds(served)
+    table = MeteringTable(served)
     plain, limited = build({}), build({"queues": {"q": {"limits": ["k"]}}, "tenants": {"t": {"limits": ["t"]}}})
     kind = ("q", "a", "t")
-    assert kinds.kinds(plain, kind) == ()
-    assert kinds.kinds(limited, kind) == (Metered(limits=("k",)), Metered(limits=("t",)))
-    assert kinds.kinds(limited, kind) is kinds.kinds(limited, kind)
+    assert table.metered(plain, kind) == ()
+    assert table.metered(limited, kind) == (Metered(limits=("k",)), Metered(limits=("t",)))
+    assert table.metered(limited, kind) is table.metered(limited, kind)
     served.refresh([WorkerInfo(worker_id="1", queues=[], slots=1, handlers=[handler("a", "x")])])
-    assert kinds.kinds(limited, kind)[0] == Metered(limits=("x",))
-    known = kinds.known
+    assert table.metered(limited, kind)[0] == Metered(limits=("x",))
+    known = table.known
     served.refresh([WorkerInfo(worker_id="1", queues=[], slots=1, handlers=[handler("a", "x")])])
-    kinds.kinds(limited, kind)
-    assert kinds.known is known
+    table.metered(limited, kind)
+    assert table.known is known
 
 
 def changed(mill: Mill, **settings: Any) -> Mill:

@@ -333,6 +333,34 @@ async def test_time_that_the_governor_held_a_request_does_not_make_its_grant_old
     assert answer.id == f"{asked.id}/0"
 
 
+async def test_a_permit_whose_gate_closes_before_its_start_is_returned_and_asked_for_again(site: Site) -> None:
+    """What a provider refuses to one worker must not be asked of it by another."""
+    site.governor.on_acquire = lambda request: granted(request, start_ms=300)
+    [task] = site.many(1, wait_s=5.0)
+    await wait_until(lambda: site.client.held == 1, "the grant")
+    site.governor.on_acquire = granted
+    site.governor.say(Said(epoch=1, keys=("llm", "tool"), closed=("llm",)))
+    answer = await task
+    assert isinstance(answer, Permit)
+    first = site.governor.of(Acquire)[0]
+    assert site.governor.of(Return) == [Return(permits=(f"{first.id}/0",))]
+    assert answer.id != f"{first.id}/0"
+
+
+async def test_a_call_must_not_begin_once_its_gate_has_closed(site: Site) -> None:
+    """Between the grant and the call lies the claim; other keys do not matter, nor that the gate opens again."""
+    permit = await site.permit()
+    site.governor.say(Said(epoch=1, keys=("tool",), closed=("tool",)))
+    site.governor.say(Said(epoch=1, keys=("llm",)))
+    other = await site.permit()
+    assert (site.client.may_begin(permit), site.client.may_begin(other)) == (True, True)
+    site.governor.say(Said(epoch=1, keys=("llm",), closed=("llm",)))
+    await wait_until(lambda: not site.client.may_begin(permit), "the word to arrive")
+    assert not site.client.may_begin(other)
+    later = await site.permit()
+    assert site.client.may_begin(later)
+
+
 # --- ending -----------------------------------------------------------------------------------------
 
 

@@ -16,15 +16,17 @@ from millstream.dispatcher import lanes, releaser
 from millstream.dispatcher.context import Context
 from millstream.dispatcher.releaser import Releaser, Term
 from millstream.errors import NoAnswer
+from millstream.policy.supply import Pool
 from millstream.ports import Broker, Feed, Outgoing, Published, Refused, Unanswered
 from millstream_schemas.codec import decode_dead_letter
 from millstream_schemas.envelope import UsageEstimate
 from millstream_schemas.events import Cancelled, Cause, Failed, Released
-from millstream_schemas.permits import Gate
+from millstream_schemas.permits import Gate, GatePart
 from tests.support.releasing import QUEUE, ReleaseHouse, release_house, releasing
 from tests.support.waiting import wait_until
 
 LLM = ("llm",)
+MONTH = ("month",)
 
 
 class Troubled:
@@ -159,7 +161,7 @@ async def test_nothing_is_released_without_live_slots() -> None:
             await house.released(2)
 
 
-async def test_tenants_go_in_turn_and_classes_by_their_weights() -> None:
+async def test_tenants_go_in_turn() -> None:
     """The order of release, not only the shares."""
     async with release_house() as house:
         await house.hold(30, "big")
@@ -170,6 +172,36 @@ async def test_tenants_go_in_turn_and_classes_by_their_weights() -> None:
             items = await house.released(12)
         assert Counter(item.card.tenant_id for item in items) == {"big": 6, "small": 3, "tiny": 3}
         assert {item.card.tenant_id for item in items[:3]} == {"big", "small", "tiny"}
+
+
+async def test_classes_go_by_their_weights() -> None:
+    """Eight, three and one; the tenants of each in turn."""
+    async with release_house() as house:
+        for priority in ("low", "normal", "high"):
+            for tenant in ("a", "b"):
+                await house.hold(30, tenant, priority=priority)
+        await house.worker(12)
+        async with releasing(house):
+            items = await house.released(24)
+        assert Counter(item.card.priority for item in items) == {"high": 16, "normal": 6, "low": 2}
+        assert Counter(item.card.tenant_id for item in items) == {"a": 12, "b": 12}
+
+
+async def test_tenants_share_by_what_their_tasks_take() -> None:
+    """One whose tasks take ten times the tokens is released a tenth as often."""
+    async with release_house(limits={"llm": {"tokens": "60_000/min"}}) as house:
+        house.gates[LLM] = Gate(keys=LLM, open=True, rate_per_s=2.0, parts=(GatePart(tokens=1000.0),))
+        await house.govern()
+        await house.worker(100)
+        for tenant, tokens in (("large", 1000), ("small", 100)):
+            await house.hold(40, tenant, limits=["llm"], usage_estimate=UsageEstimate(tokens_in=tokens))
+        served: Counter[str] = Counter()
+        async with releasing(house):
+            while sum(served.values()) < 33:
+                items = await wait_until(house.work, "tasks in WORK")
+                await house.begin(items)
+                served.update(item.card.tenant_id for item in items)
+        assert served["large"] * 1000 == pytest.approx(served["small"] * 100, abs=1100), served
 
 
 async def test_tenants_share_by_configured_weight() -> None:
@@ -201,7 +233,7 @@ async def test_a_long_lane_is_read_in_pieces_and_released_whole_and_in_order() -
 
 
 async def test_a_pool_with_limits_waits_for_its_gate() -> None:
-    """Closed while the governor is silent, then as much as its rate allows for half a second; fair tasks go on."""
+    """Closed while the governor is silent, then as much as its rate allows for a quarter of a second; fair tasks go on."""
     async with release_house(limits={"llm": {"requests": "600/min"}}) as house:
         house.gates[LLM] = Gate(keys=LLM, open=True, rate_per_s=10.0)
         await house.worker(50)
@@ -211,10 +243,34 @@ async def test_a_pool_with_limits_waits_for_its_gate() -> None:
             items = await house.released(3)
             assert [item.card.key for item in items] == free
             await house.govern()
-            items = await house.released(3 + 6)
+            items = await house.released(3 + 4)
             assert {item.card.key for item in items} > set(free)
             await house.begin([item for item in items if item.limits][:2])
-            await house.released(3 + 6)
+            await house.released(3 + 4)
+
+
+async def test_a_limit_that_many_pools_share_is_supplied_once() -> None:
+    """Whatever other limits each of them has; the rest of the queue keeps its room, and tenants go in turn."""
+    async with release_house(limits={"llm": {"requests": "60/min"}}) as house:
+        parts = (GatePart(requests=1.0), GatePart(requests=10.0))
+        for number in range(12):
+            own: Pool = ("llm", f"tenant/t{number}")
+            house.gates[own] = Gate(keys=own, open=True, rate_per_s=1.0, parts=parts)
+        await house.govern()
+        await house.worker(10)
+        for number in range(12):
+            await house.hold(3, f"t{number}", limits=["llm", f"tenant/t{number}"])
+        served: list[str] = []
+        async with releasing(house):
+            for _ in range(12):
+                items = await house.released(2)
+                await house.begin(items[:1])
+                served.append(items[0].card.tenant_id)
+                free = await house.hold(4, "free")
+                items = await house.released(2 + 4)
+                assert {item.card.key for item in items} >= set(free)
+                await house.begin([item for item in items if not item.limits])
+        assert len(set(served)) == 12
 
 
 async def test_a_gate_that_closes_stops_its_pool_alone() -> None:
@@ -250,6 +306,32 @@ async def test_a_governor_that_falls_silent_closes_its_pools() -> None:
             house.clock.advance(1.0)  # the pace of those that began is over
             await house.govern()
             await house.released(4)
+
+
+async def test_without_a_governor_a_pool_with_a_safe_rate_goes_on_and_no_other() -> None:
+    """Only once no successor can have come; all of its limits must allow it."""
+    safe = {"requests": "600/min", "on_governor_down": "safe_rate", "safe_rate": "120/min"}
+    async with release_house(limits={"llm": safe, "search": {"requests": "600/min"}}) as house:
+        await house.worker(50)
+        alone = await house.hold(5, limits=["llm"])
+        await house.hold(5, limits=["llm", "search"])
+        async with releasing(house):
+            for _ in range(6):
+                await _let_pass(house, 0.5)
+            await house.released(0)
+            for _ in range(4):
+                await _let_pass(house, 0.5)
+            items = await house.released(2)
+            assert [item.card.key for item in items] == alone[:2]
+            await house.begin(items)
+            items = await house.released(2)
+            assert [item.card.key for item in items] == alone[2:4]
+
+
+async def _let_pass(house: ReleaseHouse, seconds: float) -> None:
+    """So slowly that the elected one can renew its lock meanwhile, which it does each real second."""
+    house.clock.advance(seconds)
+    await asyncio.sleep(seconds / 2)
 
 
 async def test_the_governor_is_told_what_a_task_of_a_pool_takes_on_average() -> None:
@@ -293,10 +375,32 @@ async def test_a_pool_whose_tasks_come_back_unbegun_is_left_alone_for_a_while() 
             await house.released(0)
             house.clock.advance(0.6)
             await house.park(await house.released(2))
-            house.gates[LLM] = Gate(keys=LLM, open=True, rate_per_s=4.0)
+            house.gates[LLM] = Gate(keys=LLM, open=True, rate_per_s=8.0)
             house.said()
             await house.begin(await house.released(3))
             await house.released(3)
+
+
+async def test_tasks_that_come_back_for_want_of_a_slow_limit_pause_it_for_all_its_pools() -> None:
+    """Else each of many pools would send its own out and back; a pool without that limit goes on."""
+    async with release_house(limits={"llm": {"requests": "1/h"}}) as house:
+        for number in range(4):
+            own: Pool = ("llm", f"tenant/t{number}")
+            parts = (GatePart(requests=0.0003), GatePart(requests=10.0))
+            house.gates[own] = Gate(keys=own, open=True, rate_per_s=0.0003, parts=parts)
+        await house.govern()
+        await house.worker(10)
+        for number in range(4):
+            await house.hold(3, f"t{number}", limits=["llm", f"tenant/t{number}"])
+        async with releasing(house):
+            await house.park(await house.released(2))
+            await house.released(0)
+            other = await house.hold(2, limits=["search"])
+            items = await house.released(2)
+            assert [item.card.key for item in items] == other
+            house.clock.advance(0.6)
+            items = await house.released(2 + 2)
+            assert all("llm" in item.limits for item in items if item.card.key not in other)
 
 
 # --- doubts and crashes -------------------------------------------------------------------------------
@@ -548,17 +652,20 @@ async def test_a_head_whose_deadline_passes_expires() -> None:
 
 
 async def test_a_task_that_limits_hold_up_for_too_long_fails_with_a_dead_letter() -> None:
-    """`throttled_out`; one that only waits for its turn does not."""
-    async with release_house(limits={"llm": {"requests": "600/min"}}, max_throttle_s=600) as house:
+    """`throttled_out`; one that only waits for its turn does not, nor one that waits for the end of a budget's period."""
+    async with release_house(limits={"llm": {"requests": "600/min"}}, max_throttle_s=4) as house:
         house.gates[LLM] = Gate(keys=LLM, open=False, reason="paused")
         await house.govern()
+        house.gates[MONTH] = Gate(keys=MONTH, open=False, reason="budget_exhausted", limiting_key="month")
         keys = await house.hold(3, limits=["llm"])
         (fair,) = await house.hold(1)
+        (paid,) = await house.hold(1, limits=["month"])
         async with releasing(house):
-            await house.settled()
-            house.clock.advance(601.0)
+            await house.passed(2.0)
+            assert await house.life(keys[0]) == ["held"]
+            await house.passed(4.0)
             await wait_until(lambda: _ended(house, keys[2]), "an end")
-            await wait_until(lambda: _holds_only(house, fair), "one entry")
+            await wait_until(lambda: _holds_only(house, fair, paid), "two entries")
         for key in keys:
             event = (await house.events(key))[-1]
             assert isinstance(event, Failed)
@@ -566,7 +673,7 @@ async def test_a_task_that_limits_hold_up_for_too_long_fails_with_a_dead_letter(
             letter = await house.broker.last(house.names.dlq_stream, house.names.dlq_of_key("acme", key))
             assert letter is not None
             assert decode_dead_letter(letter.body).envelope is not None
-        assert await house.life(fair) == ["held"]
+        assert await house.life(fair) == await house.life(paid) == ["held"]
 
 
 async def test_a_held_task_without_events_ends_as_lost() -> None:
@@ -609,8 +716,8 @@ async def _ended(house: ReleaseHouse, key: str) -> bool:
     return (await house.life(key))[-1] in ("failed", "expired")
 
 
-async def _holds_only(house: ReleaseHouse, key: str) -> bool:
-    return await house.held() == [key]
+async def _holds_only(house: ReleaseHouse, *keys: str) -> bool:
+    return await house.held() == list(keys)
 
 
 class _NoBells:

@@ -137,7 +137,7 @@ async def test_a_cancel_that_is_heard_of_before_the_answer_to_its_release_takes_
         await house.worker(5)
         (key,) = await house.hold(1)
         depth = Depth(house.context, asyncio.Event())
-        await depth.look()
+        await depth.count_slots()
         await depth.watch([QUEUE])
         last = await house.context.journal.last("acme", key)
         assert isinstance(last.event, Held)

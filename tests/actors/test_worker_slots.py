@@ -17,11 +17,15 @@ from millstream.clock import SystemClock, SystemIds
 from millstream.context import Context
 from millstream.errors import CallerError
 from millstream.permits_client import DeniedPermit, WaitFor
+from millstream.policy.claim import Hold, first_claim
+from millstream.ports import Stored
 from millstream.settings import Settings, build
 from millstream.worker import Worker
 from millstream.worker.slots import Slots
 from millstream.worker.waits import keys_of
+from millstream_schemas.codec import decode_work_item
 from millstream_schemas.events import AttemptFailed, Event, Parked, WorkItem
+from millstream_schemas.topology import work_consumer
 from tests.support.desk import Desk
 from tests.support.millrace import Mill, millrace
 from tests.support.samples import CARD, ENVELOPE
@@ -298,6 +302,33 @@ async def test_an_unknown_limit_is_parked_with_what_to_do() -> None:
         event = await here.until(key, "parked")
     assert isinstance(event, Parked)
     assert 'add [limits."paid"] to millstream.toml' in event.detail
+
+
+@pytest.mark.parametrize(("max_tokens", "starts"), [(100, False), (120, True)])
+async def test_an_attempt_that_was_lost_counts_with_its_estimate(max_tokens: int, starts: bool) -> None:
+    """Where that leaves too little of the task's own budget for another one, the task ends, its permit goes back."""
+    here = await race()
+    mill = here.mill
+    estimate = {"tokens_in": 40, "tokens_out": 20}
+    (key,) = await here.send("paid", "paid", budget={"max_tokens": max_tokens}, usage_estimate=estimate)
+    await mill.broker.declare_consumer(
+        work_consumer(mill.names, here.settings.lifetimes, "default", "normal", max_ack_pending=1000)
+    )
+    (lent,) = await mill.broker.pull(mill.names.work_stream, mill.names.work_consumer("default", "normal"), 1)
+    dead = Hold(decode_work_item(lent.body), "dead", "dead", lent.stream, lent.seq, lent.delivery)
+    claim = first_claim(dead)
+    assert isinstance(await mill.journal.append(claim.event, claim.expect_seq), Stored)
+    mill.broker.nak(lent)
+    async with here.at_work():
+        event = await here.until(key, "completed" if starts else "attempt_failed")
+    assert event.card.crashes == 1
+    assert here.began == (["paid"] if starts else [])
+    assert here.desk.outstanding == 0
+    if isinstance(event, AttemptFailed):
+        assert event.failure.reason == "budget_exhausted"
+        assert event.item is not None
+        assert (event.item.usage.tokens_in, event.item.usage.tokens_out) == (40, 20)
+        assert len(here.desk.returned) == 1
 
 
 async def test_a_permit_that_runs_out_before_the_start_is_exchanged_for_another() -> None:

@@ -82,6 +82,16 @@ def test_keys_that_nobody_configured_are_found_whoever_asks_for_them(
     assert known or asked in told["limits"][1]
 
 
+def test_keys_that_held_tasks_wait_for_in_vain_are_found() -> None:
+    """A producer's own, which neither a worker nor the configuration names; and both ways to add them."""
+    seen = Seen(settings=build(LLM), workers=(worker("llm"),), listing=listing("llm", unknown=("search",)))
+    (check,) = [check for check in examine_limits(seen) if check.name == "limits"]
+    assert check.status == "fail"
+    assert "never granted: search; tasks wait now for search" in check.detail
+    assert "to millstream.toml and restart the governor" in check.todo
+    assert "`millstream config apply FILE`" in check.todo
+
+
 def test_a_governor_that_works_by_another_configuration_is_told() -> None:
     """Silent, at fault, behind, or without a limit that stands in the file; a template needs no state of its own."""
     assert found(LLM, heard=None)["governor"][0] == "fail"

@@ -106,7 +106,7 @@ def test_a_limit_is_forced_shut_explained_and_opened_again(env: dict[str, str]) 
     wait_until_sync(held, "the task is held")
     told = _json(env, "why", sent["task_id"])
     assert (told["place"], told["of"], told["limiting_key"], told["reason"]) == (1, 1, "llm", "broken")
-    assert "an operator has forced the breaker of `llm` open" in told["why"]
+    assert "the breaker of `llm` is open until an operator says otherwise (forced open by operator cli:" in told["why"]
     assert _json(env, "tasks", "--state", "held")["total"] == 1
     assert _json(env, "limits", "llm", "--breaker", "auto")["breaker"] == "closed"
     assert _json(env, "watch", sent["task_id"])["state"] == "completed"

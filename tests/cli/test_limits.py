@@ -53,17 +53,38 @@ def test_every_dimension_of_a_limit_has_its_line(tracker: FakeTracker) -> None:
 @pytest.mark.parametrize(
     ("paused_for_s", "why", "shown"),
     [
-        (11.5, "paused", "12s "),
-        (4.0, "broken", "4.0s: breaker"),
-        (None, "exhausted", "used up, until an operator resumes it"),
+        (11.5, "the provider asked for 12 s", "12s: the provider asked for 12 s"),
+        (4.0, "", "4.0s "),
+        (None, "all of the 5.00 USD for the life of the key are spent", "all of the 5.00 USD for the life of the key"),
     ],
 )
 def test_a_stop_is_told_in_words(tracker: FakeTracker, paused_for_s: float | None, why: str, shown: str) -> None:
-    """How long, and why where that is not plain from the column."""
+    """How long, as far as that is known, and why."""
     tracker.on("GET /v1/limits", listing(limit(paused_for_s=paused_for_s, paused_why=why)))
     assert shown in tracker.run("limits").stdout
-    tracker.on("GET /v1/limits", listing(limit(breaker="forced_open", paused_for_s=paused_for_s, paused_why=why)))
-    assert "by an operator, until --breaker auto" in tracker.run("limits").stdout
+
+
+@pytest.mark.parametrize("why", ["", "forced open by operator cli:ops"])
+def test_a_limit_that_an_operator_closed_says_how_to_open_it(tracker: FakeTracker, why: str) -> None:
+    """And who it was, where that was told."""
+    tracker.on("GET /v1/limits", listing(limit(breaker="forced_open", paused_why=why)))
+    assert f"{why or 'forced open by an operator'}, until --breaker auto" in tracker.run("limits").stdout
+
+
+def test_prices_and_keys_that_are_asked_for_in_vain_stand_below_the_limits(tracker: FakeTracker) -> None:
+    """With the version of each price and the revision of the configuration; how to add a missing key is told."""
+    prices = [
+        {"model": "claude-big", "tokens_in": 5.0, "tokens_out": 25.0, "version": "2026-05"},
+        {"model": HOSTILE, "tokens_in": 1.5, "tokens_out": 2.0, "version": ""},
+    ]
+    told = listing(limit()) | {"prices": prices, "unknown": ["search"]}
+    tracker.on("GET /v1/limits", told)
+    result = tracker.run("limits")
+    assert "prices (revision 7): claude-big 5 in, 25 out USD per million tokens (2026-05), " in result.stdout
+    assert "\x1b" not in result.stdout
+    assert "asked for and not configured: search; add them to millstream.toml" in result.stderr
+    assert "`millstream config apply FILE`" in result.stderr
+    assert json.loads(tracker.run("limits", "--json").stdout)["prices"] == prices
 
 
 def test_one_limit_is_shown_whole(tracker: FakeTracker) -> None:

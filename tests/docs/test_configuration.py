@@ -6,10 +6,13 @@ import re
 import tomllib
 
 import msgspec
+import pytest
 
 from millstream import settings
 from millstream.configuration import SECTIONS
+from millstream.errors import SettingsError
 from millstream.policy import limits
+from millstream.settings import build
 from tests.support.source import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "configuration.md").read_text("utf-8")
@@ -24,6 +27,14 @@ def test_the_example_is_valid_and_shows_the_defaults() -> None:
     shared: dict[str, dict[str, object]] = {name: {} for name in SECTIONS}
     assert msgspec.structs.replace(built, **shared) == plain
     assert built.queue("agent-run") == plain.queue("anything")
+
+
+def test_the_other_name_of_a_setting_stands_for_it() -> None:
+    """`max_throttle_seconds`, as it is called elsewhere; both at once are a fault with its path."""
+    assert build({"max_throttle_seconds": "2h"}).max_throttle_s == 7200.0
+    assert "`max_throttle_seconds`" in PAGE
+    with pytest.raises(SettingsError, match="set one of them - at `max_throttle_seconds`"):
+        build({"max_throttle_seconds": "2h", "max_throttle_s": "1h"})
 
 
 def test_every_setting_is_named() -> None:

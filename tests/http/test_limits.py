@@ -15,7 +15,7 @@ from millstream_schemas.commands import HandlerInfo, WorkerInfo
 from millstream_schemas.envelope import Envelope, UsageEstimate
 from millstream_schemas.events import Scheduled, TaskInfo, WorkItem
 from millstream_schemas.infos import BudgetWarning
-from millstream_schemas.limit_states import DimensionState, LimitState
+from millstream_schemas.limit_states import DimensionState, LimitState, PriceState
 from millstream_schemas.permits import (
     Denied,
     Gate,
@@ -49,6 +49,7 @@ class FakeGovernor:
 
     gate: Callable[[tuple[str, ...]], Gate] = lambda keys: Gate(keys=keys, open=True)
     states: tuple[LimitState, ...] = (limit(),)
+    prices: tuple[PriceState, ...] = ()
     operated: list[Operate] = field(default_factory=list[Operate])
     pools: list[Pool] = field(default_factory=list[Pool])
     asked: list[str] = field(default_factory=list[str])
@@ -67,7 +68,10 @@ class FakeGovernor:
                 return encode(LimitsListing(items=self.states, epoch=3))
             case Limits():
                 states = tuple(state for state in self.states if request.key in (None, state.key))
-                return encode(LimitsListing(items=states, epoch=3, revision=7, fault="no"))
+                told = LimitsListing(
+                    items=states, epoch=3, revision=7, fault="no", prices=self.prices, unknown=("search",)
+                )
+                return encode(told)
             case _:
                 raise AssertionError("nobody asks this of a governor over HTTP")
 
@@ -99,6 +103,16 @@ async def test_limits_are_listed_with_every_dimension(mill: Running) -> None:
     assert (first["in_use"], first["waiting"], first["paused_until"], first["shadow"]) == (2, 7, None, False)
     assert (second["breaker"], second["template"], second["paused_why"]) == ("open", "t/{queue}", "told to")
     assert second["paused_until"].endswith("Z")
+
+
+async def test_prices_and_unknown_keys_are_listed_with_all_limits(mill: Running) -> None:
+    """With the version of each price."""
+    fake = await governor(mill)
+    fake.prices = (PriceState(model="m", tokens_in=5.0, tokens_out=25.0, version="2026-05"),)
+    told = await mill.get("/v1/limits")
+    assert told["prices"] == [{"model": "m", "tokens_in": 5.0, "tokens_out": 25.0, "version": "2026-05"}]
+    assert told["unknown"] == ["search"]
+    assert "prices" not in await mill.get(f"/v1/limits/{QUOTED}")
 
 
 async def test_limits_are_measured_with_few_series(mill: Running) -> None:
@@ -178,14 +192,19 @@ async def test_a_closed_gate_says_what_closed_it(mill: Running) -> None:
         return str(told["why"])
 
     assert "is paused for 11.5 s (told to)" in await said("paused", 11.5, paused_why="told to")
-    assert "forced the breaker" in await said("broken", 0.0, breaker="forced_open")
-    assert "open after faults of the provider, for 4.0 s" in await said("broken", 4.0, breaker="open")
-    assert "is paused for 2.0 s." in await said("paused", 2.0, paused_why="paused")
+    fake.states = (limit(breaker="forced_open", paused_why="forced open by operator cli:ops"),)
+    fake.gate = lambda keys: Gate(keys=keys, open=False, reason="broken", limiting_key=KEY, wait_s=30.0)
+    forced = await mill.get("/v1/tasks/t/why")
+    assert "open until an operator says otherwise (forced open by operator cli:ops)" in forced["why"]
+    assert forced["expected_wait_s"] is None
+    assert "is open, for 4.0 s (faults of the provider)" in await said("broken", 4.0, breaker="open")
+    assert "is paused for 2.0 s." in await said("paused", 2.0)
     assert "allowance for `anthropic/claude:x` is used up, for 2 h 0 min" in await said("exhausted", 7200.0)
     assert "the budget `anthropic/claude:x` is used up" in await said("budget_exhausted", 9.0)
     fake.gate = lambda keys: Gate(keys=keys, open=False, reason="unknown_limit", limiting_key=KEY, wait_s=5.0)
     told = await mill.get("/v1/tasks/t/why")
-    assert "is not configured" in told["why"]
+    assert f'add [limits."{KEY}"] to millstream.toml and restart the governor' in told["why"]
+    assert "`millstream config apply FILE`" in told["why"]
     assert told["expected_wait_s"] is None
 
 

@@ -193,7 +193,7 @@ def test_a_full_window_tells_the_true_limit_at_once() -> None:
     factor = full()
     factor.refused(130.0, 129.9, level=0.55, retry_after_s=30.0)
     assert factor.value == pytest.approx(0.5445)
-    assert factor.ceiling == 0.55
+    assert factor.snapshot(130.0).ceiling == 0.55
 
 
 def test_a_refusal_by_a_slice_says_nothing_of_the_window() -> None:
@@ -299,7 +299,7 @@ def test_a_new_configured_limit_forgets_what_was_learned() -> None:
     factor = full()
     factor.refused(130.0, 129.9, level=0.5, retry_after_s=30.0)
     factor.reset(131.0)
-    assert (factor.value, factor.ceiling) == (1.0, None)
+    assert (factor.value, factor.snapshot(131.0).ceiling) == (1.0, None)
     assert factor.refused(131.2, 131.1)
 
 

@@ -222,7 +222,7 @@ def test_a_metered_task_that_is_due_is_held_in_the_lane_of_its_pool() -> None:
     """For the first time: it goes before nobody."""
     event = metered(limits=["x"]).event
     assert isinstance(event, Held)
-    assert (event.limits, event.reason, event.again, event.cost) == (["tenant/acme", "x"], "limits", False, 1.0)
+    assert (event.limits, event.reason, event.again) == (["tenant/acme", "x"], "limits", False)
     assert event.lane == lane_of("acme", ["tenant/acme", "x"])
     assert event.task is not None
     assert isinstance(admitted(limits=["x"]).event, Held), "the envelope's own limits are enough"

@@ -91,7 +91,7 @@ def test_a_probe_whose_lease_runs_out_has_failed() -> None:
     probe = breaker.begin_probe()
     assert breaker.may_start(106.0) == "no"
     assert breaker.wait_s(106.0) == float("inf")
-    assert breaker.probe_lost(136.0, probe) == "open"
+    assert breaker.note("unknown", 136.0, probe=probe) == "open"
     assert breaker.state(145.0) == "open"
 
 
@@ -199,7 +199,7 @@ def test_a_key_can_always_come_back(events: list[tuple[str, OutcomeClass, str, f
             if kind == "end":
                 breaker.note(outcome, now, probe=probe)
             elif probe is not None:
-                breaker.probe_returned(probe) if kind == "return" else breaker.probe_lost(now, probe)
+                breaker.probe_returned(probe) if kind == "return" else breaker.note("unknown", now, probe=probe)
     for probe in calls:
         breaker.note("throttled", now, probe=probe)
     if breaker.state(now) in ("forced_open", "disabled"):

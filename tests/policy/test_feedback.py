@@ -41,7 +41,7 @@ def test_a_limit_that_does_not_adapt_only_pauses() -> None:
     desk = Desk(Limit(key="llm", requests="6000/min", adaptive=False))
     desk.settle(desk.acquire("llm"), "throttled", retry_after_s=2.0)
     assert desk.effective("llm") == 6000
-    assert desk.limit("llm").paused_why == "paused"
+    assert desk.limit("llm").paused_reason == "paused"
 
 
 def test_what_was_lowered_grows_back_while_it_is_used() -> None:
@@ -94,7 +94,7 @@ def test_a_quota_that_is_used_up_closes_the_key(hint_s: float | None, closed_s: 
     wait = desk.waits(desk.acquire("llm", wait_s=2))
     assert (wait.reason, wait.limiting_key) == ("exhausted", "llm")
     assert wait.retry_after_ms == pytest.approx(closed_s * 1000, rel=0.01)
-    assert desk.limit("llm").paused_why == "exhausted"
+    assert desk.limit("llm").paused_reason == "exhausted"
     desk.operate("llm", "resume")
     desk.granted(desk.acquire("llm"))
 

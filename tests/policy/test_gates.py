@@ -8,7 +8,7 @@ import pytest
 
 from millstream.policy.holdings import GateChanged
 from millstream.policy.limits import Limit
-from millstream_schemas.permits import Acquire, Gates, GatesListing, Pool
+from millstream_schemas.permits import Acquire, GatePart, Gates, GatesListing, Pool
 from tests.support.permit_desk import Desk, read, rpm, slots
 
 NOON = datetime(2026, 11, 30, 12, 0, tzinfo=UTC).timestamp()
@@ -16,7 +16,7 @@ NOON = datetime(2026, 11, 30, 12, 0, tzinfo=UTC).timestamp()
 
 def said(desk: Desk) -> list[str]:
     """The keys whose gates were said to have changed."""
-    return [key for effect in desk.effects if isinstance(effect, GateChanged) for key in effect.keys]
+    return [effect.key for effect in desk.effects if isinstance(effect, GateChanged)]
 
 
 def test_an_open_gate_says_how_fast_and_how_many() -> None:
@@ -29,15 +29,28 @@ def test_an_open_gate_says_how_fast_and_how_many() -> None:
 
 
 def test_a_gate_counts_what_one_task_takes_on_average() -> None:
-    """Tokens may bind before requests do; the weight says how many requests' worth one task is."""
+    """Tokens may bind before requests do."""
     desk = Desk(Limit(key="llm", requests="600/min", tokens="60_000/min", tokens_out="6_000/min"))
-    small = desk.gate("llm", tokens_in=10)
-    assert small.cost_weight == 1.0
-    assert small.rate_per_s == pytest.approx(600 / 60.41, rel=1e-3)
-    large = desk.gate("llm", tokens_in=500, tokens_out=100)
-    assert large.rate_per_s == pytest.approx(60 / 60.41, rel=1e-3)
-    assert large.cost_weight == pytest.approx(10.0)
-    assert desk.gate("llm").cost_weight == 1.0
+    assert desk.gate("llm", tokens_in=10).rate_per_s == pytest.approx(600 / 60.41, rel=1e-3)
+    assert desk.gate("llm", tokens_in=500, tokens_out=100).rate_per_s == pytest.approx(60 / 60.41, rel=1e-3)
+
+
+def test_a_gate_says_of_each_key_what_it_lets_through_whatever_a_task_takes() -> None:
+    """By dimension and in the order of the keys; a shadowed key lets everything through, an unknown one is not told."""
+    desk = Desk(
+        Limit(key="llm", requests="600/min", tokens="60_000/min"),
+        Limit(key="tenant/{tenant_id}", tokens_in="6_000/min", tokens_out="600/min", concurrency=2),
+        Limit(key="trial", requests="6/min", concurrency=1, shadow=True),
+    )
+    tenant, llm, trial = desk.gate("tenant/a", "llm", "trial", tokens_in=70, tokens_out=7).parts
+    assert llm.requests == pytest.approx(600 / 60.41, rel=1e-3)
+    assert llm.tokens == pytest.approx(60_000 / 60.41, rel=1e-3)
+    assert (llm.tokens_in, llm.tokens_out, llm.places) == (None, None, None)
+    assert (tenant.requests, tenant.tokens, tenant.places) == (None, None, 2)
+    assert tenant.tokens_in == pytest.approx(6_000 / 60.41, rel=1e-3)
+    assert tenant.tokens_out == pytest.approx(600 / 60.41, rel=1e-3)
+    assert trial == GatePart()
+    assert desk.gate("llm", "nope").parts == ()
 
 
 def test_a_pause_closes_the_gate_and_its_end_opens_it() -> None:
@@ -127,10 +140,25 @@ def test_a_shadowed_key_closes_no_gate_and_holds_nobody() -> None:
     desk.granted(desk.acquire("trial"))
 
 
+def test_an_operator_closes_a_shadowed_key_as_well() -> None:
+    """Its gate, what asks for it, and what waits; a pause of the provider's it goes on ignoring."""
+    desk = Desk(Limit(key="trial", requests="600/min", shadow=True), rpm("llm", 600))
+    desk.settle(desk.acquire("trial"), "throttled", retry_after_s=900.0)
+    desk.operate("trial", "open")
+    assert said(desk) == ["trial"]
+    gate = desk.gate("trial", "llm")
+    assert (gate.open, gate.reason, gate.limiting_key) == (False, "broken", "trial")
+    assert desk.limit("trial").breaker == "forced_open"
+    assert desk.waits(desk.acquire("trial", "llm", wait_s=1)).reason == "broken"
+    desk.operate("trial", "auto")
+    assert desk.gate("trial").open
+    desk.granted(desk.acquire("trial"))
+
+
 def test_leaving_the_shadow_does_not_pay_for_it_for_hours() -> None:
     """What nobody was held up for is a debt of one window at the most."""
     desk = Desk(Limit(key="trial", requests="60/min", shadow=True))
     for _ in range(500):
         desk.acquire("trial")
     desk.governor.configure(read([rpm("trial", 60)]), {}, desk.now)
-    assert desk.waits(desk.acquire("trial")).retry_after_ms <= 61_000
+    assert desk.waits(desk.acquire("trial")).retry_after_ms <= 62_000

@@ -132,7 +132,7 @@ class Books:
 def limit_of(revision: int, key: str) -> Compiled | None:
     """What a revision says of a key."""
     exact = next((one for one in REVISIONS[revision] if one.key == key), None)
-    templates = (one for one in REVISIONS[revision] if is_template(one.key) and matcher(one.key).match(key))
+    templates = (one for one in REVISIONS[revision] if is_template(one.key) and matcher(one.key)(key))
     return exact or next(templates, None)
 
 

@@ -121,15 +121,29 @@ def test_a_clean_stop_teaches_nothing_new() -> None:
     heir.granted(heir.acquire("llm"))
 
 
-def test_the_actor_may_end_learning() -> None:
-    """Where it knows that nobody else led in between."""
-    limits = (slots("tool", 1),)
-    desk = Desk(*limits)
-    heir = follow(desk, desk.governor.snapshot(desk.now), 1.0, *limits)
-    waiting = heir.acquire("tool", wait_s=5)
-    heir.governor.learned()
+def test_after_a_predecessor_of_whom_nothing_is_known_no_place_is_given_twice() -> None:
+    """All places may be in use, whoever the workers are: those that they name stay taken, the others are free in time."""
+    rules = Rules(relearn_s=5.0)
+    limits = (
+        slots("tool", 2),
+        Limit(key="run/{run_id}", concurrency=1),
+        Limit(key="llm", requests="60/min", concurrency=9),
+    )
+    heir = Desk(*limits, epoch=2, now=50.0, rules=rules)
+    heir.governor.distrust()
     heir.wake()
-    heir.granted(waiting)
+    assert heir.governor.learning
+    for key in ("tool", "run/7", "llm"):
+        assert heir.waits(heir.acquire(key)).reason == "learning"
+    waiting = [heir.acquire("tool", wait_s=60) for _ in range(2)]
+    renew(heir, "unseen", "1-9")
+    heir.advance(4.5)
+    assert not heir.answers.keys() & set(waiting)
+    heir.advance(1.0)
+    heir.granted(waiting[0])
+    assert waiting[1] not in heir.answers
+    assert heir.limit("tool").in_use == 2
+    heir.granted(heir.acquire("run/7"))
 
 
 def test_rates_need_no_learning_and_lose_only_the_gap() -> None:
@@ -163,7 +177,10 @@ def test_what_was_learned_of_the_provider_outlives_a_governor() -> None:
     assert lowered < 6000
     heir = follow(desk, desk.governor.snapshot(desk.now), 2.0, *limits)
     assert heir.limit("paused").paused_for_s == pytest.approx(27.5, abs=0.1)
-    assert (heir.limit("empty").paused_why, heir.limit("broken").paused_why) == ("exhausted", "broken")
+    assert (heir.limit("empty").paused_reason, heir.limit("broken").paused_reason) == ("exhausted", "broken")
+    assert heir.limit("paused").paused_why == "the provider asked for 30 s"
+    assert heir.limit("empty").paused_why == "its quota is used up; the provider asked for 8 min 20 s"
+    assert heir.limit("forced").paused_why == "forced open by an operator"
     assert (heir.limit("forced").breaker, heir.limit("broken").breaker) == ("forced_open", "open")
     assert heir.effective("lower") == pytest.approx(lowered)
     assert not heir.gate("paused").open

@@ -125,7 +125,7 @@ def test_a_filled_template_matches_itself_and_is_no_template_of_a_limit(fields: 
     key = fill("t/{tenant_id}/{queue}/{pins.model}", fields)
     assert len(key) <= 128
     if len(key) < 128:
-        assert matcher("t/{tenant_id}/{queue}/{pins.model}").match(key)
+        assert matcher("t/{tenant_id}/{queue}/{pins.model}")(key)
 
 
 def test_lanes_differ_by_tenant_and_pool() -> None:
@@ -214,10 +214,37 @@ def test_idle_keys_of_templates_are_forgotten() -> None:
         desk.advance(8)
         held = HeldPermit(permit=desk.permit(names[0]), keys=("tenant/0",))
         desk.send(Renew(worker="w", permits=(held,)))
-    assert [state.key for state in desk.governor._held.table.all()] == ["tenant/0"]
+    assert [state.key for state in desk.governor._holdings.table.all()] == ["tenant/0"]
     desk.settle(names[0])
     for _ in range(80):
         desk.advance(1)
         desk.wake()
-    assert not list(desk.governor._held.table.all())
+    assert not list(desk.governor._holdings.table.all())
     desk.granted(desk.acquire("tenant/0"))
+
+
+@pytest.mark.parametrize(
+    ("template", "key", "fits"),
+    [
+        ("tenant/{tenant_id}", "tenant/acme", True),
+        ("tenant/{tenant_id}", "tenant/", False),
+        ("{queue}/{pins.model}", "a/b", True),
+        ("{queue}/{pins.model}", "/b", False),
+        ("x/{queue}/{step}/end", "x/a/b/end", True),
+        ("x/{queue}/{step}/end", "x/a/end", False),
+        ("x/{tenant_id}/{queue}/{task_type}/{step}/end", "x/" + "/" * 120 + "enx", False),
+        ("a{step}" * 12 + "X", "a" * 128, False),
+        ("a{step}" * 12 + "X", "ab" * 12 + "X", True),
+    ],
+)
+def test_a_template_is_compared_in_the_time_that_the_key_takes(template: str, key: str, fits: bool) -> None:
+    """Producers choose keys: none of them may keep the governor busy."""
+    assert matcher(template)(key) is fits
+
+
+def test_a_key_that_no_permit_could_carry_is_a_fault() -> None:
+    """It would stand in the governor's snapshot, which a successor could not read."""
+    assert [fault[:26] for fault in faults([Limit(key="k" * 129), Limit(key="")])] == [
+        "Expected `str` of length <",
+        "Expected `str` of length >",
+    ]

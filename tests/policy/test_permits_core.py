@@ -130,6 +130,29 @@ def test_an_unknown_limit_is_denied_and_named() -> None:
     assert desk.limit("llm").granted_total == 0
 
 
+def test_keys_that_are_asked_for_and_not_configured_are_listed() -> None:
+    """By workers or by whoever asks for gates, in the last minute, until somebody configures them; not without end."""
+    desk = Desk(rpm("llm", 600))
+    desk.acquire("llm", "nope", "neither")
+    desk.advance(50)
+    desk.gate("nope")
+    desk.limit("llm")
+
+    def unknown() -> tuple[str, ...]:
+        listing = desk.send(Limits())
+        assert isinstance(listing, LimitsListing)
+        return listing.unknown
+
+    assert unknown() == ("neither", "nope")
+    desk.advance(20)
+    assert unknown() == ("nope",)
+    desk.governor.configure(read([rpm("llm", 600), rpm("nope", 600)]), {}, desk.now)
+    assert unknown() == ()
+    for number in range(500):
+        desk.acquire(f"k{number}")
+    assert len(unknown()) == 100
+
+
 def test_an_estimate_over_a_whole_minute_is_denied() -> None:
     """It would wait for ever."""
     desk = Desk(Limit(key="llm", tokens_per_minute=1000, requests_per_minute=5))
@@ -234,7 +257,7 @@ def test_a_refusal_of_the_provider_pauses_the_limit_for_everyone() -> None:
     assert (wait.limiting_key, wait.reason) == ("llm", "paused")
     assert 19_900 <= wait.retry_after_ms <= 20_000
     state = desk.limit("llm")
-    assert (state.paused_for_s, state.paused_why, state.throttled_total) == (20.0, "paused", 2)
+    assert (state.paused_for_s, state.paused_why, state.throttled_total) == (20.0, "the provider asked for 20 s", 2)
     desk.advance(19.0)
     held = [desk.acquire("llm", wait_s=5) for _ in range(3)]
     desk.advance(3)

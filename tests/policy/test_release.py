@@ -19,10 +19,10 @@ from millstream.policy.release import (
     chosen,
     overdue,
     paused,
-    pool_room,
     queue_room,
     standing,
 )
+from millstream.policy.stops import Stop
 from millstream_schemas.envelope import Envelope
 from millstream_schemas.events import (
     Cancelled,
@@ -39,7 +39,7 @@ from millstream_schemas.events import (
     WorkItem,
 )
 from millstream_schemas.lifecycle import RELEASING_KINDS, TRANSITIONS
-from millstream_schemas.permits import Gate
+from millstream_schemas.permits import Gate, GatePart
 
 NOW = 1_800_000_000.0
 FENCE = 40
@@ -88,27 +88,6 @@ def test_a_queue_is_filled_to_its_depth_and_never_beyond(slots: int, starts: int
         assert room == 0 or room + waiting == min(256, 2 * slots + starts)
 
 
-@pytest.mark.parametrize(
-    ("told", "waiting", "expected"),
-    [
-        (None, 0, 0),
-        (gate(open=False, reason="paused"), 0, 0),
-        (gate(open=False, rate_per_s=1000.0), 0, 0),
-        (gate(), 10_000, None),
-        (gate(rate_per_s=100.0), 0, 51),
-        (gate(rate_per_s=100.0), 50, 1),
-        (gate(rate_per_s=100.0), 60, 0),
-        (gate(rate_per_s=0.01), 0, 2),
-        (gate(places=4), 1, 3),
-        (gate(rate_per_s=100.0, places=4), 0, 4),
-        (gate(rate_per_s=2.0, places=40), 0, 2),
-    ],
-)
-def test_a_pool_is_supplied_for_half_a_second(told: Gate | None, waiting: int, expected: int | None) -> None:
-    """By rate and places, whichever is less; not at all while its gate is closed or not known."""
-    assert pool_room(told, waiting) == expected
-
-
 def test_a_pool_pauses_for_longer_each_time_its_tasks_come_back() -> None:
     """Those that come back together count once, and there is a longest pause."""
     first = paused(None, 100.0)
@@ -140,11 +119,21 @@ def test_news_of_a_gate_is_what_changes_how_much_may_start(before: Gate | None, 
     assert release.is_news(before, after) is news
 
 
-@pytest.mark.parametrize(("weight", "expected"), [(1.0, 1.0), (7.5, 7.5), (0.0, 1.0), (float("inf"), 1.0)])
-def test_cost_is_the_gates_weight_where_that_is_one(weight: float, expected: float) -> None:
-    """A weight that no order could use counts as one."""
-    assert release.cost(gate(cost_weight=weight)) == expected
-    assert release.cost(None) == 1.0
+def test_news_of_a_key_is_what_only_it_lets_through() -> None:
+    """Others of the pool are none, nor is a pool that was not known; the one that closed a gate is when that opens."""
+    slow, fast = GatePart(requests=1.0), GatePart(requests=10.0, tokens=500.0)
+    before = Gate(keys=("llm", "tenant/a"), open=True, parts=(slow, fast))
+    assert release.changed_keys(None, before) == []
+    assert release.changed_keys(before, before) == []
+    for part in (GatePart(requests=5.0, tokens=500.0), GatePart(requests=10.0), GatePart(requests=10.0, places=1)):
+        after = msgspec.structs.replace(before, parts=(slow, part))
+        assert release.changed_keys(before, after) == ["tenant/a"]
+        assert release.is_news(before, after)
+    little = msgspec.structs.replace(before, parts=(GatePart(requests=1.05), fast))
+    assert not release.is_news(before, little)
+    closed = msgspec.structs.replace(before, open=False, reason="paused", limiting_key="llm")
+    assert release.changed_keys(closed, before) == ["llm"]
+    assert release.changed_keys(before, closed) == []
 
 
 # --- what is appended ---------------------------------------------------------------------------------
@@ -167,30 +156,27 @@ def test_an_entry_whose_deadline_has_passed_expires_instead() -> None:
     """Chosen or not."""
     late = with_deadline(entry(), NOW - 1)
     assert isinstance(chosen(late, NOW), Expired)
-    assert isinstance(overdue(late, NOW, 100.0), Expired)
+    assert isinstance(overdue(late, NOW, 100.0, None), Expired)
     in_time = with_deadline(entry(), NOW + 1)
     assert isinstance(chosen(in_time, NOW), Released)
-    assert overdue(in_time, NOW, 100.0) is None
+    assert overdue(in_time, NOW, 100.0, None) is None
 
 
-def test_a_throttled_entry_ends_when_it_has_waited_too_long() -> None:
-    """Counted from the first refusal of a worker's, else from when it was held; with its dead letter."""
-    assert overdue(entry(at=NOW - 100), NOW, 100.0) is None
+def test_an_entry_that_limits_hold_up_for_too_long_ends_with_its_dead_letter() -> None:
+    """What counts as held up is tested with `Stop`."""
+    shut = Stop(NOW - 101, NOW, "limit llm: paused")
+    assert overdue(entry(at=NOW - 100), NOW, 100.0, shut) is None
     one = entry(at=NOW - 101)
-    event = overdue(one, NOW, 100.0)
+    event = overdue(one, NOW, 100.0, shut)
     assert isinstance(event, Failed)
     assert (event.reason, event.card.cause) == ("throttled_out", one.cause)
-    again = entry(at=NOW - 5, waiting_since=NOW - 101, waiting_for="throttled")
-    assert isinstance(overdue(again, NOW, 100.0), Failed)
-    unserved = entry(at=NOW - 5, waiting_since=NOW - 101, waiting_for="no_handler")
-    assert overdue(unserved, NOW, 100.0) is None
     letter = release.dead_letter(one, event, NOW)
     assert (letter.reason, letter.envelope, letter.failed_at) == ("throttled_out", one.item.envelope, NOW)
 
 
 def test_a_fair_queue_throttles_nobody() -> None:
     """A task without limits waits behind others, not for a provider."""
-    assert overdue(entry(at=NOW - 1000, limits=()), NOW, 100.0) is None
+    assert overdue(entry(at=NOW - 1000, limits=()), NOW, 100.0, Stop(0.0, NOW, "")) is None
 
 
 # --- what the last event means ------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from millstream.policy.limits import Price
 from millstream.policy.room import FULL, ROOM_AGAIN, may_take_in
-from millstream.policy.start import estimate_of, refusal, time_limit_s
+from millstream.policy.start import estimate_of, refusal, time_limit_s, with_lost
 from millstream_schemas.envelope import Budget, UsageEstimate
 from millstream_schemas.events import Usage, WorkItem
 from tests.support.samples import CARD, ENVELOPE
@@ -74,6 +74,23 @@ def test_one_more_attempt_must_fit_into_the_budget_as_estimated(
     model = (item.envelope.pins or {})["model"]
     refused = refusal(item, NOW, estimate_of(item, {model: Price(tokens_in=2.0, tokens_out=8.0)}))
     assert (refused.reason if refused else None) == reason
+
+
+@pytest.mark.parametrize(("crashes", "lost"), [(0, 0), (1, 0), (2, 1), (3, 2)])
+def test_each_attempt_that_was_lost_since_the_release_counts_with_its_estimate(crashes: int, lost: int) -> None:
+    """On top of what was used; crashes before the release are in there already. Without an estimate nothing is known."""
+    item = _item(Usage(tokens_in=50, cost_usd=0.1, runtime_s=2.0), max_tokens=100)
+    item = msgspec.structs.replace(item, card=msgspec.structs.replace(item.card, crashes=1))
+    bare = msgspec.structs.replace(item, envelope=msgspec.structs.replace(item.envelope, usage_estimate=None))
+    assert with_lost(bare, crashes, {}) is bare
+    estimate = UsageEstimate(tokens_in=20, tokens_out=10)
+    item = msgspec.structs.replace(item, envelope=msgspec.structs.replace(item.envelope, usage_estimate=estimate))
+    model = (item.envelope.pins or {})["model"]
+    found = with_lost(item, crashes, {model: Price(tokens_in=1000.0, tokens_out=8000.0)})
+    used = found.usage
+    assert (used.tokens_in, used.tokens_out, used.runtime_s) == (50 + 20 * lost, 10 * lost, 2.0)
+    assert used.cost_usd == pytest.approx(0.1 + 0.1 * lost)
+    assert (refusal(found, NOW, estimate_of(found, {})) is None) is (lost < 1)
 
 
 @pytest.mark.parametrize(

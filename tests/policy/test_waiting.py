@@ -122,7 +122,8 @@ def test_an_unknown_limit_is_waited_for_and_says_what_to_do() -> None:
     step = after_denial("unknown_limit", "anthropic/opus")
     assert step == Park(
         UNKNOWN_LIMIT_AGAIN_S,
-        'limit anthropic/opus is not configured: add [limits."anthropic/opus"] to millstream.toml',
+        'limit anthropic/opus is not configured: add [limits."anthropic/opus"] to millstream.toml and restart the '
+        "governor, or to FILE and run `millstream config apply FILE`, which is live",
     )
 
 

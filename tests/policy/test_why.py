@@ -6,8 +6,9 @@ from typing import Any, get_args
 
 import pytest
 
+from millstream.policy.durations import duration
 from millstream.policy.why import Known, explain
-from millstream.policy.why_held import Lane, Pool, duration, per_time
+from millstream.policy.why_held import Lane, Pool, per_time
 from millstream_schemas.lifecycle import State
 from millstream_schemas.limit_states import DimensionState, LimitState
 from millstream_schemas.permits import Gate
@@ -68,9 +69,15 @@ def gate(**more: Any) -> Pool:
         (Lane(3, 120), gate(rate_per_s=0.5), "(slowed to 80% of what is configured)", 6.0),
         (Lane(3, 120, 4, 500), gate(rate_per_s=0.5), "4 lanes take turns: about 24.0 s to go", 24.0),
         (Lane(3, 120, 4, 5), gate(rate_per_s=0.5), "about 10.0 s to go", 10.0),
-        (Lane(3, 120, cost=2.0), gate(rate_per_s=0.5), "about 12.0 s to go", 12.0),
         (Lane(1, 1), gate(places=4), "no other lane waits for it, 4 at once", None),
         (Lane(1, 1), gate(open=False, reason="paused", wait_s=9.0), "is paused for 9.0 s (the provider said so)", 9.0),
+        (
+            Lane(1, 1),
+            gate(open=False, reason="exhausted", wait_s=61.0),
+            "used up, for 1 min 1 s (the provider said so)",
+            61.0,
+        ),
+        (Lane(1, 1), gate(open=False, reason="unknown_limit", wait_s=5.0), "`millstream config apply FILE`", None),
         (Lane(1, 1), gate(open=False, reason="dreamt"), "lets nothing start (dreamt)", None),
         (Lane(1, 1), Pool(), "the governor does not answer", None),
         (Lane(1, 1), None, "the governor does not answer", None),

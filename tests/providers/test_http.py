@@ -6,13 +6,13 @@ import asyncio
 import gzip
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import httpx
 import pytest
 
 from millstream.providers import Classified
-from millstream.providers.http import PEEK, reporting_client
+from millstream.providers.http import PEEK_BYTES, reporting_client
 
 Told = list[tuple[httpx.Response, Classified, float]]
 QUOTA = json.dumps({"error": {"type": "insufficient_quota", "code": "insufficient_quota", "message": "empty"}}).encode()
@@ -106,7 +106,7 @@ async def test_a_successful_stream_is_told_before_it_is_read() -> None:
 async def test_a_long_error_is_read_in_part_and_handed_on_whole() -> None:
     """It goes by its status and headers then."""
     told: Told = []
-    piece = b"x" * (PEEK // 2)
+    piece = b"x" * (PEEK_BYTES // 2)
     body = Chunks(*[piece] * 6)
     async with (
         client(told, lambda request: httpx.Response(429, headers={"retry-after": "4"}, stream=body)) as http,
@@ -184,6 +184,7 @@ async def test_every_hop_of_a_redirect_is_an_answer_of_its_own() -> None:
 async def test_against_a_real_server_the_answer_comes_through_and_the_connection_is_used_again() -> None:
     """Sockets, chunked bodies and keep-alive, as a provider has them."""
     connections = 0
+    left = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal connections
@@ -194,19 +195,21 @@ async def test_against_a_real_server_the_answer_comes_through_and_the_connection
             await writer.drain()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
             await serve(reader, writer)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            writer.close()
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+        left.set()
 
     told: Told = []
     server = await asyncio.start_server(handle, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    async with (
-        server,
-        reporting_client(lambda response, said, ago_s: told.append((response, said, ago_s)), trust_env=False) as http,
-    ):
-        for _ in range(3):
-            assert (await http.get(f"http://127.0.0.1:{port}/")).content == QUOTA
+    reporting = reporting_client(lambda response, said, ago_s: told.append((response, said, ago_s)), trust_env=False)
+    async with server:
+        async with reporting as http:
+            for _ in range(3):
+                assert (await http.get(f"http://127.0.0.1:{port}/")).content == QUOTA
+        await asyncio.wait_for(left.wait(), 30)  # the server's end of the connection
     assert [said.outcome for _, said, _ in told] == ["quota"] * 3
     assert connections == 1

@@ -44,9 +44,10 @@ def test_no_limit_has_a_default(kind: type[msgspec.Struct]) -> None:
 
 
 def test_a_bucket_states_how_long_its_values_live() -> None:
-    """Locks and worker entries must end by themselves; only what operators configured stays."""
+    """Locks and worker entries must end by themselves; what operators configured stays, and what the governor knows."""
     assert [field.name for field in msgspec.structs.fields(BucketSpec) if field.required] == ["name", "ttl_s"]
-    assert {bucket.name for bucket in TOPOLOGY.buckets if bucket.ttl_s <= 0} == {NAMES.config_bucket}
+    lasting = {bucket.name for bucket in TOPOLOGY.buckets if bucket.ttl_s <= 0}
+    assert lasting == {NAMES.config_bucket, NAMES.governor_bucket}
 
 
 def test_the_revision_is_part_of_the_topology() -> None:

@@ -86,6 +86,9 @@ class Desk:
         now = time.monotonic()
         return Permit(str(next(self.numbers)), tuple(keys), need, now + self.use_by_s, 1)
 
+    def may_begin(self, permit: Permit) -> bool:
+        return time.monotonic() <= permit.use_by
+
     def settle(self, permit: Permit, settlement: Settlement) -> None:
         self.out.subtract(permit.keys)
         self.settled.append((permit, settlement))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from millstream.client import Client
 from millstream.clock import SystemClock, SystemIds
 from millstream.dispatcher.admission import Admitter
-from millstream.dispatcher.context import Bells, Context, Fixed, Kinds, Served
+from millstream.dispatcher.context import Bells, Context, Fixed, MeteringTable, Served
 from millstream.dispatcher.decisions import Decider
 from millstream.dispatcher.ticks import Ticker
 from millstream.journal import Journal
@@ -99,6 +99,6 @@ async def millrace(**settings: Any) -> Mill:
         telemetry=Recorder("dispatcher"),
         bells=NoBells(broker, names, clock),
         served=served,
-        known_kinds=Kinds(served),
+        metering_table=MeteringTable(served),
     )
     return Mill(broker, chosen, names, journal, context, Client(broker, names))

@@ -12,11 +12,11 @@ import msgspec
 
 from millstream.client import Client
 from millstream.dispatcher.admission import Admitter
-from millstream.dispatcher.context import Bells, Context, Fixed, Kinds, Served
+from millstream.dispatcher.context import Bells, Context, Fixed, MeteringTable, Served
 from millstream.dispatcher.releaser import Releaser
 from millstream.journal import Journal
 from millstream.memory import MemoryServer
-from millstream.policy.fairness import Pool
+from millstream.policy.supply import Pool
 from millstream.ports import Broker, Subscription
 from millstream.settings import build
 from millstream.telemetry.events import Recorder
@@ -114,6 +114,13 @@ class ReleaseHouse:
             await asyncio.sleep(0.06)
         assert seen >= 0
 
+    async def passed(self, seconds: float) -> None:
+        """Let time pass in steps within which a releaser keeps its lock and gates stay fresh, with turns after each."""
+        for _ in range(round(seconds * 2)):
+            self.clock.advance(0.5)
+            asked = len(self.asked)
+            await wait_until(lambda count=asked: len(self.asked) > count + 2, "turns that know the gates")  # type: ignore[misc]
+
     async def begin(self, items: list[WorkItem]) -> None:
         """Claim tasks as a worker does, and take them out of WORK."""
         for item in items:
@@ -182,7 +189,7 @@ async def release_house(**settings: Any) -> AsyncGenerator[ReleaseHouse]:
         telemetry=Recorder("dispatcher"),
         bells=Bells(broker, names, clock),
         served=served,
-        known_kinds=Kinds(served),
+        metering_table=MeteringTable(served),
     )
     try:
         yield ReleaseHouse(server, clock, context)

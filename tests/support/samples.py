@@ -173,7 +173,7 @@ ITEM = events.WorkItem(
 
 EVENTS = (
     events.Queued(card=CARD, task=TASK),
-    events.Held(card=CARD, reason="limits", lane=LANE, limits=["llm", "tenant/acme"], task=TASK, again=True, cost=2.5),
+    events.Held(card=CARD, reason="limits", lane=LANE, limits=["llm", "tenant/acme"], task=TASK, again=True),
     events.Released(card=CARD),
     events.Scheduled(
         card=CARD, due_at=ACCEPTED_AT + 30, task=TASK, why="delayed", limits=["llm", "tenant/acme"], lane=LANE
@@ -195,7 +195,9 @@ INFOS = (
     infos.Conflict(key=KEY, inbox_seq=1003, detail="another payload"),
     infos.StaleOutcome(key=KEY, execution_id="x7k2m3", outcome="completed"),
     infos.UnknownFields(key=KEY, names=["colour"], clamped=["budget.max_attempts"]),
-    infos.BudgetWarning(key=KEY, budget="tenant/acme", period="2026-05-09", spent=40.25, hard=50.0),
+    infos.BudgetWarning(
+        key=KEY, budget="tenant/acme", period="2026-05-09", spent=40.25, hard=50.0, price_version="2026-05"
+    ),
 )
 COMMANDS = (
     commands.Cancel(tenant_id="acme", task_id="task-42", key=KEY, by="operator", note="sent twice"),
@@ -330,7 +332,10 @@ PERMIT_REPLIES = (
                 wait_s=11.5,
                 rate_per_s=0.9,
                 places=4,
-                cost_weight=1.5,
+                parts=(
+                    permits.GatePart(requests=0.9, tokens=400.0),
+                    permits.GatePart(tokens_in=60.0, tokens_out=20.0, places=4),
+                ),
             ),
         ),
         epoch=3,
@@ -363,7 +368,8 @@ PERMIT_REPLIES = (
                 granted_total=1234,
                 throttled_total=5,
                 paused_for_s=11.5,
-                paused_why="throttled by the provider",
+                paused_reason="paused",
+                paused_why="the provider asked for 12 s",
                 breaker="half_open",
                 shadow=True,
                 would_have_waited=12,
@@ -373,6 +379,8 @@ PERMIT_REPLIES = (
         epoch=3,
         revision=7,
         fault="Expected a rate such as `600/min` - at `limits.llm.requests`",
+        prices=(limit_states.PriceState(model="claude-big", tokens_in=5.0, tokens_out=25.0, version="2026-05"),),
+        unknown=("search",),
     ),
 )
 SAID = permits.Said(epoch=3, began=True, keys=("llm",), closed=("llm",))

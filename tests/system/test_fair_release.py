@@ -89,8 +89,8 @@ async def test_a_flood_of_one_tenant_leaves_twenty_others_their_share(make_fleet
                 assert gap <= 2 * (TENANTS + 1) + slack, f"{tenant} {kind}: {gap}"
 
 
-async def test_weights_share_what_there_is(make_fleet: Callable[..., Fleet]) -> None:
-    """Three to one, while both wait; a class goes by its weight beside them."""
+async def test_tenants_share_three_to_one_by_their_weights(make_fleet: Callable[..., Fleet]) -> None:
+    """While both wait."""
     fleet = make_fleet(FAIR + "[tenants.gold]\nweight = 3\n")
     fleet.dispatcher()
     async with fleet.client() as client, fleet.broker() as broker:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Literal
+
+import pytest
 
 from millstream.server import LocalServer
 from tests.support.calling import Provider
+from tests.support.enforcing import How, Rule
 from tests.support.fleet import Fleet
 from tests.support.leaders import finished, gate, start_load
 from tests.support.many import limit, submit_all
@@ -48,6 +52,26 @@ tokens = "200000/{WINDOW_S:g}s"
     assert sum(one.calls for one in counts) == len(small) + len(large), "every call had a permit of its own"
     assert len(small) >= 40
     assert len(large) >= 500
+
+
+@pytest.mark.parametrize("how", ["sliding_log", "token_bucket", "fixed_window", "slices"])
+async def test_a_provider_never_refuses_where_the_configured_limit_is_the_true_one(
+    make_fleet: Callable[..., Fleet], processes: Processes, how: How | Literal["slices"]
+) -> None:
+    """Whichever way it enforces its limit; one that counts by the second is told so by `enforce_window`."""
+    sliced = 'enforce_window = "1s"' if how == "slices" else ""
+    fleet = make_fleet(f'[limits.llm]\nrequests = "600/{WINDOW_S:g}s"\n{sliced}\n')
+    rule = Rule(
+        "requests", 600, WINDOW_S, how="sliding_log" if how == "slices" else how, slice_s=1.0 if sliced else None
+    )
+    provider = Provider.start(processes, {"llm": KeyConfig(rules=(rule,))})
+    fleet.governor()
+    slots, seconds, began = (Slots(("llm",), "llm", 10),), 1.4 * WINDOW_S, gate()
+    loads = [start_load(fleet, provider, slots, seconds, gate=began, number=n) for n in range(PROCESSES)]
+    await finished(loads, seconds)
+    calls = await provider.log("llm")
+    assert [call for call in calls if call.status != 200] == []
+    assert len(calls) >= 300
 
 
 async def test_no_more_calls_run_at_once_than_there_are_places(

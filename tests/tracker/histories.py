@@ -97,12 +97,12 @@ class Stream:
         usage = Usage(tokens_in=10, runtime_s=0.5)
         self.add(Completed(card=of, result=msgspec.Raw(msgspec.json.encode(result)), usage=usage), of)
 
-    def held(self, of: Card, *limits: str, lane: str = "", again: bool = False, cost: float = 1.0) -> None:
+    def held(self, of: Card, *limits: str, lane: str = "", again: bool = False) -> None:
         """A metered task takes its place in a lane, by default that of its tenant and limits."""
         reason: HeldReason = "limits" if limits else "fairness"
         place = lane or lane_of(of.tenant_id, limits)
         task = None if again else TaskInfo(limits=list(limits))
-        held = Held(card=of, reason=reason, lane=place, limits=list(limits), task=task, again=again, cost=cost)
+        held = Held(card=of, reason=reason, lane=place, limits=list(limits), task=task, again=again)
         self.add(held, of)
 
     def released(self, of: Card) -> None:

@@ -41,7 +41,7 @@ def event(kind: str, generation: int = 1, **more: Any) -> LifeEvent:
     of = card("t", generation=generation, **more)
     made: dict[str, LifeEvent] = {
         "queued": Queued(card=of, task=TaskInfo(title="a title")),
-        "held": Held(card=of, reason="limits", lane="a" * 26, limits=["llm", "tenant/acme"], cost=2.0),
+        "held": Held(card=of, reason="limits", lane="a" * 26, limits=["llm", "tenant/acme"]),
         "released": Released(card=of),
         "scheduled": Scheduled(card=of, due_at=START + 5, why="throttled: 429"),
         "retrying": Retrying(card=of, due_at=START + 5),
@@ -141,7 +141,7 @@ def test_a_history_whose_beginning_is_gone_still_gives_a_row() -> None:
 def test_a_held_task_knows_its_lane_and_how_long_it_was_held() -> None:
     """Its pool stands for the limits that its producer named; what it waited in all its turns is added up."""
     row = fold(event("held"))
-    assert (row.state, row.lane, row.limits, row.cost) == ("held", "a" * 26, ["llm", "tenant/acme"], 2.0)
+    assert (row.state, row.lane, row.limits) == ("held", "a" * 26, ["llm", "tenant/acme"])
     assert (row.held_at, row.held_seq, row.held_s) == (START + 1, 1, 0.0)
     row = fold(
         event("held"), event("released"), event("started"), event("interrupted"), event("held"), event("released")

@@ -30,7 +30,7 @@ MAX_BYTES: Final = 512 * 1024
 def config() -> None:
     """The limits, queues, task types, tenants and prices that a whole fleet shares, kept in the server.
 
-    They stand above millstream.toml, and are taken over while everything runs: all of a new revision, or none of it.
+    They go before millstream.toml, and take effect while everything runs: all of a new revision, or none of it.
     """
 
 
@@ -149,7 +149,10 @@ def _decoded(value: bytes) -> Json:
     try:
         return cast("Json", json.loads(value))
     except (ValueError, RecursionError):
-        raise MillstreamError("what is stored is no JSON: store a good one with `millstream config apply`") from None
+        raise MillstreamError(
+            "the stored configuration is no JSON, so that actors keep their former one: "
+            "store a good one with `millstream config apply FILE`"
+        ) from None
 
 
 COMMANDS: tuple[click.Command, ...] = (config,)

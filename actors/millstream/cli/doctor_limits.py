@@ -1,4 +1,4 @@
-"""What `millstream doctor` says of limits: are they known, sane, enforced, and does anybody work on what waits for them?"""
+"""What `millstream doctor` checks of limits: are they known, sane and enforced, and does anybody serve what waits for them?"""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Final
 from millstream.cli.checks import Check
 from millstream.cli.output import inert
 from millstream.policy.limits import Compiled, compiled, is_template, matcher, named
+from millstream.policy.waiting import UNKNOWN_TODO
 from millstream.settings import Settings
 from millstream_schemas.commands import WorkerInfo
 from millstream_schemas.permits import LimitsListing
@@ -31,12 +32,12 @@ class Seen:
 
 
 def examine_limits(seen: Seen) -> list[Check]:
-    """Every check on limits; all is well where each says so."""
+    """The checks on limits; where all is well there is one that says so for each thing looked at."""
     return [*_governor(seen), *_configured(seen), *_queues(seen)]
 
 
 def remarks(settings: Settings) -> list[str]:
-    """What a configuration by itself says of its limits that is allowed, but probably not meant."""
+    """What of a configuration's limits is allowed, but probably not meant; looked at without any server."""
     alone = Seen(settings=settings, workers=(), listing=None)
     return [check.detail for check in _configured(alone) if check.status != "ok"]
 
@@ -76,10 +77,14 @@ def _configured(seen: Seen) -> list[Check]:
         if seen.listing
         else set(seen.settings.limits)
     )
-    unknown = sorted(key for key in _asked(seen) if not _is_known(key, known))
+    awaited = (
+        set(seen.listing.unknown) if seen.listing else set[str]()
+    )  # by held tasks and by workers that have one in hand
+    unknown = sorted(awaited | {key for key in _asked(seen) if not _is_known(key, known)})
     if unknown:
-        detail = f"unknown limits are asked for, and never granted: {_names(unknown)}"
-        found.append(Check("limits", "fail", detail, f"add them under `[limits.NAME]`: {APPLY}"))
+        waits = f"; tasks wait now for {_names(awaited)}" if awaited else ""
+        detail = f"unknown limits are asked for, and never granted: {_names(unknown)}{waits}"
+        found.append(Check("limits", "fail", detail, f"add them under `[limits.NAME]` {UNKNOWN_TODO}"))
     shadow = sorted(key for key, limit in seen.settings.limits.items() if limit.shadow)
     if shadow:
         detail = f"in shadow mode, so that they hold nothing up: {_names(shadow)}"
@@ -134,13 +139,13 @@ def _asked(seen: Seen) -> set[str]:
 
 
 def _is_known(asked: str, configured: set[str]) -> bool:
-    """Whether some limit may stand for what is asked for: by name, or one of them by the template of the other."""
+    """Whether a limit is there for what is asked for: by its name, or because one is a template that the other fits."""
     if asked in configured:
         return True
-    if any(is_template(key) and matcher(key).match(asked) for key in configured):
+    if any(is_template(key) and matcher(key)(asked) for key in configured):
         return True
-    return is_template(asked) and any(matcher(asked).match(key) for key in configured if not is_template(key))
+    return is_template(asked) and any(matcher(asked)(key) for key in configured if not is_template(key))
 
 
 def _names(names: Iterable[str]) -> str:
-    return inert(", ".join(names), 300)
+    return inert(", ".join(sorted(names)), 300)

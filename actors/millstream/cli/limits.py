@@ -1,4 +1,4 @@
-"""The command `limits`: what each limit allows, in effect and in use; and an operator's hand on one of them."""
+"""The command `limits`: what each limit allows, what is in effect and in use; and an operator's commands to one of them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import click
 from millstream.cli import output as out
 from millstream.cli.api import Tracker, http_url, open_tracker, quoted
 from millstream.cli.output import Json, as_json, inert
+from millstream.policy.waiting import UNKNOWN_TODO
 
 COLUMNS: Final = (
     "limit", "of", "configured", "effective", "used", "reserved", "in flight", "waiting", "paused", "breaker", "estimates", "",
 )  # fmt: skip
-_STOPS: Final = {"paused": "", "broken": "breaker", "exhausted": "used up"}
 _UNITS: Final = {1: "s", 60: "min", 3600: "h", 86_400: "day"}
 
 
@@ -42,7 +42,7 @@ def limits(
         raise click.UsageError("--breaker and --resume are two operations: give one of them")
     operation = breaker or ("resume" if resume else None)
     if operation is not None and key is None:
-        raise click.UsageError("an operation needs the KEY of a limit")
+        raise click.UsageError("--breaker and --resume act on one limit: give its KEY")
     with open_tracker(ctx, http_url) as tracker:
         answer = _asked(tracker, key, operation)
     if as_json:
@@ -53,6 +53,7 @@ def limits(
     if key is None:
         rows = [row for each in answer["items"] for row in _rows(each)]
         out.print_table(COLUMNS, rows, empty="no limits")
+        _print_below(answer)
     else:
         _print_one(answer)
 
@@ -92,6 +93,20 @@ def _print_one(limit: Json) -> None:
     columns = ("of", "configured", "effective", "used", "reserved", "estimates")
     out.say("")
     out.print_table(columns, [_dimension(each) for each in limit.get("dimensions", ())], empty="it limits nothing")
+
+
+def _print_below(listing: Json) -> None:
+    """What concerns no single limit: the prices that costs are reckoned by, and keys that are asked for in vain."""
+    if listing.get("prices"):
+        told = ", ".join(_price(each) for each in listing["prices"])
+        out.say(inert(f"prices (revision {listing.get('revision', 0)}): {told}", 4000))
+    if listing.get("unknown"):
+        out.note(inert(f"asked for and not configured: {', '.join(listing['unknown'])}; add them {UNKNOWN_TODO}", 2000))
+
+
+def _price(each: Json) -> str:
+    version = f" ({each['version']})" if each.get("version") else ""
+    return f"{each['model']} {each['tokens_in']:g} in, {each['tokens_out']:g} out USD per million tokens{version}"
 
 
 def _rows(limit: Json) -> Iterator[tuple[object, ...]]:
@@ -137,12 +152,11 @@ def _per(each: Json) -> str:
 
 
 def _paused(limit: Json) -> str:
-    left, why = limit.get("paused_for_s"), str(limit.get("paused_why") or "")
-    said = _STOPS.get(why, why)
+    left, said = limit.get("paused_for_s"), str(limit.get("paused_why") or "")
     if limit.get("breaker") == "forced_open":
-        return "by an operator, until --breaker auto"
+        return f"{said or 'forced open by an operator'}, until --breaker auto"
     if left is None:
-        return f"{said}, until an operator resumes it" if said else ""
+        return said
     return f"{out.span(left)}: {said}" if said else out.span(left)
 
 

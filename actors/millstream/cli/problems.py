@@ -1,4 +1,4 @@
-"""Every problem of a configuration at once, each with its path."""
+"""All problems of a configuration file at once, each with its path."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ Layer = dict[str, Any]
 
 
 def all_problems(layer: object, first: SettingsError) -> list[str]:
-    """Every problem of what was read; decoding it as a whole stopped at the first value that does not fit.
+    """Every problem of `layer`, of which `first` is what was found by decoding it as a whole.
 
-    So each value is tried by itself as well. Problems between values are known only once all of them fit.
+    That stops at the first value that does not fit, so each value is tried by itself here. Problems between two values
+    can be found only once each of them fits.
     """
     if not isinstance(layer, dict):
         return first.problems

@@ -42,7 +42,7 @@ class TaskShown(msgspec.Struct, frozen=True):
 
     @property
     def waits(self) -> int:
-        """How often the limit put the task off: its turns at the gate that took a while, and what a worker gave back."""
+        """How often the limit put the task off: each time that a worker parked it, and once if it was held for a while."""
         return self.throttles + (self.held_s >= HELD_S)
 
     @property

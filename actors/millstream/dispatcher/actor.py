@@ -10,7 +10,7 @@ from millstream.configuration import Configuration
 from millstream.dispatcher.admission import Admitter
 from millstream.dispatcher.advisories import Sweeper
 from millstream.dispatcher.commands import Commander
-from millstream.dispatcher.context import Bells, Context, Fixed, Kinds, Served
+from millstream.dispatcher.context import Bells, Context, Fixed, MeteringTable, Served
 from millstream.dispatcher.decisions import Decider
 from millstream.dispatcher.intake import Intake
 from millstream.dispatcher.releaser import Releaser
@@ -64,7 +64,7 @@ class Dispatcher:
             telemetry=telemetry,
             bells=Bells(broker, names, clock),
             served=self._served,
-            known_kinds=Kinds(self._served),
+            metering_table=MeteringTable(self._served),
         )
         self._admitter = Admitter(self._context)
         self._decider = Decider(self._context)
@@ -120,7 +120,11 @@ class Dispatcher:
                 task.add_done_callback(lambda _: room.release())
 
     async def _handle(self, handle: Handle, deliveries: Sequence[Delivery]) -> None:
-        """The one boundary of a batch: a fault leaves it for redelivery, and one by one then, to spare the innocent."""
+        """The one place that catches what goes wrong with a batch.
+
+        A fault of the broker leaves the whole batch for redelivery. After any other fault its messages are tried one by
+        one, so that only the faulty one is left behind.
+        """
         try:
             await handle(deliveries)
         except BrokerClosed:
@@ -135,7 +139,10 @@ class Dispatcher:
                     await self._handle(handle, [delivery])
 
     async def _first_look(self, stop: asyncio.Event) -> bool:
-        """See what limits there are before any task is admitted, so that none is taken for plain; False once stopped."""
+        """Read the limits before any task is admitted, so that no metered task is taken for a plain one.
+
+        False when stopped before they could be read.
+        """
         while not stop.is_set():
             try:
                 await self._look_at_registry()
@@ -153,7 +160,7 @@ class Dispatcher:
         return False
 
     async def _watch_registry(self) -> None:
-        """Keep what live workers announce."""
+        """Keep up to date what live workers announce."""
         while True:
             await asyncio.sleep(REGISTRY_EVERY_S)
             with suppress(BrokerError):
@@ -174,7 +181,7 @@ class Dispatcher:
 
 
 def each(handle: Callable[[Delivery], Awaitable[None]]) -> Handle:
-    """A handler of single messages as one of batches."""
+    """Make a handler of batches from a handler of single messages."""
 
     async def handle_all(deliveries: Sequence[Delivery]) -> None:
         for start in range(0, len(deliveries), MESSAGES_AT_ONCE):

@@ -46,7 +46,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The task's event stands: what follows it, if anything, is to be published."""
+    """A submit whose task has its event in the stream; `onward` is what to publish next, None where nothing follows."""
 
     delivery: Delivery
     onward: Onward | None
@@ -54,7 +54,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class Admitter:
-    """Admits batches of submits. Stateless: what it decided, lane and limits too, stands in the stream."""
+    """Admits batches of submits. Stateless: all that it decides, with lane and limits, is written into the event."""
 
     context: Context
 
@@ -86,8 +86,8 @@ class Admitter:
                 headers_tracestate=headers.get(TRACESTATE),
             )
             settings = self.context.settings
-            kinds = self.context.kinds(address.queue, envelope.task_type, address.tenant)
-            admission = policy.admit(submit, settings.queue(address.queue).defaults, settings.max_wait_s, kinds)
+            metered = self.context.metered(address.queue, envelope.task_type, address.tenant)
+            admission = policy.admit(submit, settings.queue(address.queue).defaults, settings.max_wait_s, metered)
         except InvalidEnvelope as fault:
             return self._reject(delivery, fault)
         return Admitted(delivery, admission, unknown)
@@ -136,7 +136,11 @@ class Admitter:
         return standing
 
     async def _stand(self, one: Admitted) -> Standing | None:
-        """What a submit whose first append was not stored has to do; None leaves it for redelivery."""
+        """Find out what to do for a submit whose first append was not stored; None leaves it for redelivery.
+
+        Either the task is there already (an earlier delivery of this submit, or another submit of the same key), or the
+        append is tried again.
+        """
         admission = one.admission
         while True:
             last = await self._last(admission.card.tenant_id, admission.key)
@@ -164,18 +168,17 @@ class Admitter:
                 return None
 
     async def _publish(self, standing: Sequence[Standing]) -> list[Delivery]:
-        """Publish what follows; returns the deliveries that are finished."""
+        """Publish to WORK or HELD what follows from the events; returns the deliveries that are finished."""
         journal = self.context.journal
         missing = await self.context.publish([journal.onward(one.onward) if one.onward else () for one in standing])
-        done: list[Delivery] = []
+        done: list[Standing] = []
         for one, answer in zip(standing, missing, strict=True):
             if answer is None:
-                done.append(one.delivery)
+                done.append(one)
             else:
                 self.context.telemetry.emit("submit.unanswered", seq=one.delivery.seq, answer=repr(answer))
-        there = [one.onward for one, answer in zip(standing, missing, strict=True) if answer is None and one.onward]
-        self.context.bells.announce(there)
-        return done
+        self.context.bells.announce(one.onward for one in done if one.onward is not None)
+        return [one.delivery for one in done]
 
     async def _dead_letter(self, rejected: Sequence[Rejected]) -> list[Delivery]:
         """Keep what does not fit the contract: its event, then its dead letter."""

@@ -27,11 +27,11 @@ DueBell = tuple[int, str, str]
 
 
 class Configured(Protocol):
-    """Where the settings of the moment stand."""
+    """Holds the settings that are in effect now: a `Configuration`, or `Fixed` ones."""
 
     @property
     def settings(self) -> Settings:
-        """They change as a whole, and only between two looks."""
+        """Replaced as a whole when the configuration changes; ask again instead of keeping them."""
         ...
 
 
@@ -44,10 +44,11 @@ class Fixed:
 
 @dataclass
 class Served:
-    """What workers announced, refreshed by the actor.
+    """What workers announced; the actor refreshes it from the registry.
 
-    `task_types` are those that live workers serve, None until the registry was read. `limits` by task type are kept
-    when the last worker of a type has gone: its tasks wait in their lanes until one is back.
+    `task_types` are those that live workers serve, None until the registry was read for the first time. `limits` holds
+    the limit keys of each task type. They are kept when the last worker of a type has gone: its tasks are still metered,
+    and wait in their lanes until a worker is back.
     """
 
     task_types: frozenset[str] | None = None
@@ -71,18 +72,20 @@ MOST_KINDS = 10_000
 
 
 @dataclass
-class Kinds:
-    """How each kind of task is metered, found out once for each; so a plain task costs one look into a table."""
+class MeteringTable:
+    """How each kind of task is metered, worked out once per kind, so that a plain task costs one look into a table."""
 
     served: Served
     known: dict[Kind, tuple[Metered, ...]] = field(default_factory=dict[Kind, tuple[Metered, ...]])
-    of: tuple[Settings | None, Mapping[str, tuple[str, ...]]] = (None, {})
-    """What `known` was made from."""
+    made_from: tuple[Settings | None, Mapping[str, tuple[str, ...]]] = (None, {})
+    """The settings and announced limits that `known` was worked out from; when either changes, `known` is dropped."""
 
-    def kinds(self, settings: Settings, kind: Kind) -> tuple[Metered, ...]:
-        """What configuration and workers ask of such tasks; empty where that is nothing."""
-        if self.of[0] is not settings or self.of[1] is not self.served.limits or len(self.known) >= MOST_KINDS:
-            self.known, self.of = {}, (settings, self.served.limits)
+    def metered(self, settings: Settings, kind: Kind) -> tuple[Metered, ...]:
+        """What configuration and workers ask of tasks of this kind; empty where they are plain."""
+        made_from = (settings, self.served.limits)
+        stale = self.made_from[0] is not made_from[0] or self.made_from[1] is not made_from[1]
+        if stale or len(self.known) >= MOST_KINDS:
+            self.known, self.made_from = {}, made_from
         found = self.known.get(kind)
         if found is None:
             queue, task_type, tenant = kind
@@ -106,24 +109,28 @@ class Context:
     telemetry: Telemetry
     bells: "Bells"
     served: Served
-    known_kinds: Kinds
+    metering_table: MeteringTable
 
     @property
     def settings(self) -> Settings:
-        """The settings of the moment."""
+        """The settings that are in effect now."""
         return self.configured.settings
 
-    def kinds(self, queue: str, task_type: str, tenant: str) -> tuple[Metered, ...]:
+    def metered(self, queue: str, task_type: str, tenant: str) -> tuple[Metered, ...]:
         """How tasks of one queue, type and tenant are metered; empty for plain ones."""
-        return self.known_kinds.kinds(self.settings, (queue, task_type, tenant))
+        return self.metering_table.metered(self.settings, (queue, task_type, tenant))
 
     def metering(self, envelope: Envelope) -> Metering | None:
         """How an admitted task would be metered now; None for a plain one."""
-        kinds = self.kinds(envelope.queue or "", envelope.task_type, envelope.tenant_id or "")
-        return metering(envelope, kinds) if kinds or envelope.limits else None
+        metered = self.metered(envelope.queue or "", envelope.task_type, envelope.tenant_id or "")
+        return metering(envelope, metered) if metered or envelope.limits else None
 
     async def publish(self, groups: Sequence[Sequence[Outgoing]]) -> list[Published | None]:
-        """Store all messages at once; for each group the first answer that says one may not be there, else None."""
+        """Store the messages of all groups at once; returns one verdict per group.
+
+        None where all of a group's messages are stored, else the first answer after which one of them may be missing. A
+        conflict counts as stored: the same message was published before.
+        """
         flat = [outgoing for group in groups for outgoing in group]
         answers = iter(await self.broker.publish_all(flat) if flat else ())
         return [_missing([next(answers) for _ in group]) for group in groups]
@@ -137,7 +144,7 @@ class Context:
         )
 
     def is_served(self, seen: Seen) -> bool:
-        """True when a live worker announced the task's type, or may have: nothing ends for want of a look."""
+        """True when a live worker announced the task's type; also before the registry was read, as one may have."""
         return self.served.task_types is None or seen.event.card.task_type in self.served.task_types
 
 
@@ -147,8 +154,10 @@ def _missing(answers: Sequence[Published]) -> Published | None:
 
 @dataclass
 class Bells:
-    """Wakes who waits: workers at once for released tasks and at the due time for what the server delivers later,
-    the releaser for held ones.
+    """Wakes those who wait for new work: workers and the releaser.
+
+    Workers are woken at once for tasks that went to WORK, and at the due time for those that the server delivers later.
+    The releaser is woken for tasks that are held.
     """
 
     broker: Broker
@@ -158,7 +167,7 @@ class Bells:
     known: set[DueBell] = field(default_factory=set[DueBell])
 
     def announce(self, published: Iterable[Onward]) -> None:
-        """Ring for all that was just published; what comes back as a tick needs no bell."""
+        """Ring for all that was just published. What is due later and metered needs no bell: a tick brings it back here."""
         at_once: list[WorkItem] = []
         lanes: set[str] = set()
         for one in published:
@@ -184,7 +193,7 @@ class Bells:
             self.broker.tell(self.names.bell(queue), ",".join(sorted(priorities)).encode())
 
     def ring_at(self, due_at: float, item: WorkItem) -> None:
-        """Ring when a scheduled message is due; a bell that is lost costs a worker's polling interval."""
+        """Ring when a scheduled message is due. If that bell is lost, workers find the message when they next poll."""
         if due_at - self.clock.now() < BELL_HORIZON_S:
             bell = (ceil(due_at / BELL_TICK_S), item.card.queue, item.card.priority)
             if bell not in self.known:

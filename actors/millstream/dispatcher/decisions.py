@@ -83,7 +83,7 @@ class Decider:
         return policy.decide(seen, self.context.ids.uniform(), self.context.decide_settings)
 
     async def _settle(self, one: Asked, decision: Decision) -> Decided | None:
-        """What a decision that was not stored means; None leaves the event for redelivery."""
+        """Find out from the last event what to do for a decision that was not stored; None leaves it for redelivery."""
         card = one.seen.event.card
         while True:
             try:

@@ -1,16 +1,16 @@
-"""How much of what was released has not begun: counted up by the releaser, down by what the stream tells of each task."""
+"""How many released tasks have not begun yet: the releaser counts them up, the events of their tasks count them down."""
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
 from millstream.dispatcher.context import Context
-from millstream.policy.fairness import Pool
 from millstream.policy.release import AHEAD_S, BEGUN_KINDS, Pause, paused, queue_room
+from millstream.policy.supply import Need, Pool, Waiting, need_of
 from millstream.ports import Feed, Record
 from millstream_schemas.codec import UnknownMessage, decode_work_item
 from millstream_schemas.commands import WorkerInfo
@@ -21,12 +21,13 @@ SLOTS_EVERY_S = 0.5
 TAKE = 1000
 WAIT_S = 5.0
 PAGE = 250
-MOST_STOCK = 2000
-"""Messages of one class in WORK that a new releaser looks through; a plain flood before them is no work of its own."""
-DOUBT_S = 30.0
+MOST_TAKEN_OVER = 2000
+"""Messages of one class in WORK that a new releaser reads, so that a flood of plain tasks does not hold up its start."""
+RECHECK_AFTER_S = 30.0
+"""A released task that has not begun for so long is looked up: its message may be lost, and it would take up room."""
+RECHECKS_AT_ONCE = 64
 IDLE_S = 60.0
-"""A queue in which nothing was held for so long is followed no more: its plain tasks are nobody's business here."""
-DOUBTS_AT_ONCE = 64
+"""The events of a queue are no longer followed once nothing was held there for so long: they concern plain tasks only."""
 MOST_CANCELLED = 10_000
 
 
@@ -36,26 +37,34 @@ class _Out:
 
     queue: str
     pool: Pool
+    need: Need
     fence: int
     since: float
 
 
 class Depth:
-    """Knows what lies in WORK for want of a slot or a permit. Begins anew with each term, from what WORK holds.
+    """Counts, by queue and by pool, the released tasks that wait in WORK or at a worker for a slot or a permit.
 
-    `changed` is called when something has begun.
+    Each term begins with an empty count and takes over what WORK holds. `changed` is set when something has begun.
+    `to_blame` says for which key, as a pool, a task of a pool that a worker sent back most likely waited.
     """
 
-    def __init__(self, context: Context, changed: asyncio.Event) -> None:
+    def __init__(
+        self, context: Context, changed: asyncio.Event, to_blame: Callable[[Pool, Need], Pool] = lambda pool, _: pool
+    ) -> None:
         self._context = context
         self._changed = changed
+        self._to_blame = to_blame
         self._out: dict[str, _Out] = {}
         self._by_queue: Counter[str] = Counter()
-        self._by_pool: Counter[Pool] = Counter()
+        self._by_need: Counter[tuple[Pool, Need]] = Counter()
         self._starts: dict[str, deque[float]] = {}
         self._pauses: dict[Pool, Pause] = {}
         self._cancelled: dict[str, int] = {}
-        """The last cancels of tasks that were not known as released: they may have come between event and answer."""
+        """Sequences of the newest cancels by key, of tasks that do not count as released.
+
+        The feed may tell of a cancel before `released` does of its task; that one must not be counted then.
+        """
         self._slots: Counter[str] = Counter()
         self._slots_at = -SLOTS_EVERY_S
         self._queues: frozenset[str] = frozenset()
@@ -67,26 +76,30 @@ class Depth:
     # --- what is asked ---------------------------------------------------------------------------
 
     def room(self, queue: str) -> int:
-        """How many more tasks of a queue may be released; none where nobody looks what becomes of them."""
+        """How many more tasks of a queue may be released; none while its events are not followed."""
         if queue not in self._queues:
             return 0
-        return queue_room(self._slots[queue], self._recent(queue), self._by_queue[queue])
+        return queue_room(self._slots[queue], self._recent_starts(queue), self._by_queue[queue])
 
-    def waiting(self, pool: Pool) -> int:
-        """How many tasks of a pool are released and have not begun."""
-        return self._by_pool[pool]
+    def waiting(self) -> Waiting:
+        """How many tasks of each pool and need are released and have not begun."""
+        return self._by_need
 
-    def pauses(self, pool: Pool) -> bool:
-        """Whether a pool waits because its tasks came back unbegun."""
-        pause = self._pauses.get(pool)
-        return pause is not None and self._context.clock.monotonic() < pause.until
+    def is_paused(self, pool: Pool) -> bool:
+        """Whether a pool is to wait because workers sent tasks of it, or of one of its keys, back unbegun."""
+        if not self._pauses:
+            return False
+        now = self._context.clock.monotonic()
+        pauses = [self._pauses.get(one) for one in _scopes(pool)]
+        return any(pause is not None and now < pause.until for pause in pauses)
 
     def resume(self, pools: Iterable[Pool]) -> None:
-        """End the pauses of pools whose gates have changed."""
+        """End the pauses of pools, and of keys as pools of their own, whose gates have changed."""
         for pool in pools:
             self._pauses.pop(pool, None)
 
-    def _recent(self, queue: str) -> int:
+    def _recent_starts(self, queue: str) -> int:
+        """How many tasks of a queue began in the last half second."""
         starts = self._starts.get(queue)
         if not starts:
             return 0
@@ -98,26 +111,27 @@ class Depth:
     # --- what is told ----------------------------------------------------------------------------
 
     def released(self, item: WorkItem) -> None:
-        """A task was released; `item` is what goes to WORK."""
+        """Count a task that was released; `item` is what goes to WORK."""
         card = item.card
         self._forget(card.key)
         if self._cancelled.get(card.key, 0) > item.fence:
             return
-        pool, now = tuple(item.limits), self._context.clock.monotonic()
-        self._out[card.key] = _Out(card.queue, pool, item.fence, now)
+        pool, need = tuple(item.limits), need_of(item.envelope.usage_estimate)
+        self._out[card.key] = _Out(card.queue, pool, need, item.fence, self._context.clock.monotonic())
         self._by_queue[card.queue] += 1
-        self._by_pool[pool] += 1
+        self._by_need[pool, need] += 1
 
     def _forget(self, key: str) -> _Out | None:
         out = self._out.pop(key, None)
         if out is not None:
             self._by_queue[out.queue] -= 1
-            self._by_pool[out.pool] -= 1
-            if not self._by_pool[out.pool]:
-                del self._by_pool[out.pool]
+            self._by_need[out.pool, out.need] -= 1
+            if not self._by_need[out.pool, out.need]:
+                del self._by_need[out.pool, out.need]
         return out
 
     def _begun(self, records: Iterable[Record]) -> None:
+        """Take in events: after each of them its task waits in WORK no longer."""
         names, now = self._context.names, self._context.clock.monotonic()
         for record in records:
             self._position = max(self._position, record.seq)
@@ -131,9 +145,10 @@ class Depth:
             self._changed.set()
             if address.kind == "parked":
                 if out.pool:
-                    self._pauses[out.pool] = paused(self._pauses.get(out.pool), now)
+                    scope = self._to_blame(out.pool, out.need)
+                    self._pauses[scope] = paused(self._pauses.get(scope), now)
             else:
-                self._pauses.pop(out.pool, None)
+                self.resume(_scopes(out.pool))
                 self._starts.setdefault(out.queue, deque(maxlen=1024)).append(now)
 
     def _note_cancel(self, key: str, seq: int) -> None:
@@ -144,8 +159,8 @@ class Depth:
 
     # --- what is read ----------------------------------------------------------------------------
 
-    async def look(self) -> None:
-        """Count the slots of live workers, not more than twice a second; raises BrokerError."""
+    async def count_slots(self) -> None:
+        """Count the slots of live workers, at most twice a second; raises BrokerError."""
         now = self._context.clock.monotonic()
         if now - self._slots_at < SLOTS_EVERY_S:
             return
@@ -160,9 +175,10 @@ class Depth:
         self._slots, self._slots_at = slots, now
 
     async def watch(self, queues: Iterable[str]) -> None:
-        """Count what queues have in WORK, and follow them from there, until they are idle; raises BrokerError.
+        """Follow the events of these queues, and of those watched before that are not idle yet; raises BrokerError.
 
-        A queue without workers is left out: nothing is released there, and anybody may make up names of queues.
+        Of a queue that is new, what an earlier releaser left in WORK is counted first. A queue without workers is left
+        out: nothing is released there, and any producer may make up names of queues.
         """
         now = self._context.clock.monotonic()
         served = {queue for queue in queues if self._slots[queue]}
@@ -177,9 +193,10 @@ class Depth:
             info = await broker.stream_info(names.events_stream)
             start = 0 if info is None else info.last_seq
         for queue in sorted(wanted - self._queues):
-            await self._stock(queue)
+            await self._take_over(queue)
         filters = [names.events_of_queue(queue, kind) for queue in sorted(wanted) for kind in BEGUN_KINDS]
-        # From before the stock: what began since comes now, and what had begun by then is no news.
+        # From a position before the reading above: tasks that began during it are counted down by the feed, and events
+        # of tasks that had begun by then change nothing.
         feed = await broker.feed(names.events_stream, filters, start, bodies=False) if wanted else None
         old, self._feed, self._queues, self._position = self._feed, feed, wanted, start
         self._busy_at = {queue: self._busy_at[queue] for queue in wanted}
@@ -190,22 +207,23 @@ class Depth:
         if old is not None:
             await old.close()
 
-    async def _stock(self, queue: str) -> None:
-        """Take over what an earlier releaser let go and nobody has begun yet."""
+    async def _take_over(self, queue: str) -> None:
+        """Count what an earlier releaser released to a queue and nobody has begun yet."""
         broker, names = self._context.broker, self._context.names
         for priority in PRIORITIES:
             position, seen = 0, 0
-            while seen < MOST_STOCK:
+            while seen < MOST_TAKEN_OVER:
                 page = await broker.page(names.work_stream, names.work_class(queue, priority), position, PAGE)
                 if not page:
                     break
                 seen, position = seen + len(page), page[-1].seq
                 items = [item for record in page if (item := _item(record)) is not None and item.lane]
-                for item, waits in zip(items, await asyncio.gather(*map(self._waits, items)), strict=True):
+                for item, waits in zip(items, await asyncio.gather(*map(self._is_waiting, items)), strict=True):
                     if waits:
                         self.released(item)
 
-    async def _waits(self, item: WorkItem) -> bool:
+    async def _is_waiting(self, item: WorkItem) -> bool:
+        """Whether a task still stands at the `released` event that its message in WORK follows from."""
         try:
             last = await self._context.journal.last(item.card.tenant_id, item.card.key)
         except UnknownMessage:
@@ -215,7 +233,7 @@ class Depth:
     # --- following -------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Follow what begins until cancelled. Raises BrokerClosed."""
+        """Take in the events of the watched queues until cancelled. Raises BrokerClosed."""
         try:
             while True:
                 await self._watching.wait()
@@ -226,20 +244,25 @@ class Depth:
             if self._feed is not None:
                 await self._feed.close()
 
-    async def doubt(self) -> None:
-        """Ask of those that have not begun for long whether they still may: a lost message holds no place for ever."""
-        names, oldest = self._context.names, self._context.clock.monotonic() - DOUBT_S
-        doubtful = [(key, out) for key, out in self._out.items() if out.since < oldest][:DOUBTS_AT_ONCE]
-        for key, out in doubtful:
+    async def recheck(self) -> None:
+        """Look up the tasks that have not begun for long, and drop those that no longer can; raises BrokerError."""
+        names, oldest = self._context.names, self._context.clock.monotonic() - RECHECK_AFTER_S
+        late = [(key, out) for key, out in self._out.items() if out.since < oldest][:RECHECKS_AT_ONCE]
+        for key, out in late:
             found = await self._context.broker.last(names.work_stream, names.work_of_key(key))
             if self._out.get(key) is not out:
                 continue
             item = None if found is None else _item(found)
-            if item is None or item.fence != out.fence or not await self._waits(item):
+            if item is None or item.fence != out.fence or not await self._is_waiting(item):
                 self._forget(key)
                 self._changed.set()
             else:
-                self._out[key] = _Out(out.queue, out.pool, out.fence, oldest + DOUBT_S)
+                self._out[key] = replace(out, since=oldest + RECHECK_AFTER_S)
+
+
+def _scopes(pool: Pool) -> list[Pool]:
+    """What may be paused for a pool: it itself, and each of its keys."""
+    return [pool, *((key,) for key in pool)] if len(pool) > 1 else [pool]
 
 
 def _item(record: Record) -> WorkItem | None:

@@ -1,4 +1,4 @@
-"""The gates of pools as the governor tells them: asked often while something waits, and at once when it says so."""
+"""The gates of pools, asked of the governor: four times a second while something waits, and at once when it tells of news."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -8,24 +8,29 @@ import msgspec
 
 from millstream.dispatcher.context import Context
 from millstream.errors import BrokerClosed, BrokerError
-from millstream.policy.fairness import Pool
-from millstream.policy.release import SILENT_S, is_news
+from millstream.policy.release import SILENT_S, changed_keys, is_news
+from millstream.policy.supply import UNBOUND, Bound, Need, Pool, bound, bounds
+from millstream.safe_rates import SAFE_AFTER_S, SafeRates
 from millstream_schemas import permits
-from millstream_schemas.permits import Gate, GatesListing, PermitReply
+from millstream_schemas.permits import Gate, GatePart, GatesListing, PermitReply
 
 POLL_S = 0.25
-LEAST_S = 0.05
+LEAST_BETWEEN_S = 0.05
 ANSWER_S = 0.5
 POOLS_AT_ONCE = 1000
+UNREACHABLE = "governor_unreachable"
 
 _decode = msgspec.json.Decoder(PermitReply).decode
 _encode = msgspec.json.Encoder().encode
 
 
 class Gates:
-    """What the governor said last. Without pools that wait nobody is asked; a silent governor's gates are closed.
+    """What the governor said last of each pool.
 
-    `pools` says which are of interest, `changed` is called with those of which there is news.
+    While it is silent its gates count as closed, but for pools that may go on without it at a safe rate.
+
+    `pools` lists the pools in which something waits; while there are none, the governor is not asked. `changed` is
+    called with the pools, and with the keys as pools of their own, that let through noticeably more or less than before.
     """
 
     def __init__(
@@ -36,23 +41,42 @@ class Gates:
         self._changed = changed
         self._gates: dict[Pool, Gate] = {}
         self._told_at: dict[Pool, float] = {}
-        self._asked_at = -LEAST_S
+        self._bounds: dict[str, Bound] = {}
+        self._safe = SafeRates(lambda: context.settings)
+        self._answered_at = context.clock.monotonic()
+        self._asked_at = -LEAST_BETWEEN_S
         self._now = asyncio.Event()
 
     def of(self, pool: Pool) -> Gate | None:
-        """The gate of a pool; None where the governor has told none, or is silent."""
+        """The gate of a pool; None where the governor has not told it, or has been silent for too long."""
+        now = self._context.clock.monotonic()
         told_at = self._told_at.get(pool)
-        if told_at is None or self._context.clock.monotonic() - told_at > SILENT_S:
-            return None
-        return self._gates.get(pool)
+        if told_at is not None and now - told_at <= SILENT_S:
+            return self._gates.get(pool)
+        return self._safe_gate(pool) if self._is_safe(now) else None
+
+    def bound(self, key: str) -> Bound:
+        """What a key lets through; without limit where the governor has not told it."""
+        if self._is_safe(self._context.clock.monotonic()):
+            return bound(GatePart(requests=self._safe.rate_of((key,))))
+        return self._bounds.get(key, UNBOUND)
+
+    def _is_safe(self, now: float) -> bool:
+        """Whether the governor has been silent for so long that safe rates apply."""
+        return now - self._answered_at > SAFE_AFTER_S
+
+    def _safe_gate(self, pool: Pool) -> Gate | None:
+        """How fast one worker would go on by itself: so much is supplied, whatever the number of workers."""
+        rate = self._safe.rate_of(pool)
+        return None if rate is None else Gate(keys=pool, open=True, reason=UNREACHABLE, rate_per_s=rate)
 
     def ask(self) -> None:
         """Ask at once."""
         self._now.set()
 
     def ask_soon(self) -> None:
-        """Ask at once, unless that was done just now: a governor that is not there is not asked in a circle."""
-        if self._context.clock.monotonic() - self._asked_at >= LEAST_S:
+        """Ask at once, unless that was done just now, so that an absent governor is not asked without a pause."""
+        if self._context.clock.monotonic() - self._asked_at >= LEAST_BETWEEN_S:
             self.ask()
 
     async def run(self) -> None:
@@ -72,6 +96,7 @@ class Gates:
             await said.close()
 
     async def _look(self, pools: Sequence[permits.Pool]) -> None:
+        """Ask for all pools, forget those that wait no more, and pass on the news."""
         before = {pool.keys: self.of(pool.keys) for pool in pools}
         for start in range(0, len(pools), POOLS_AT_ONCE):
             if not await self._ask(pools[start : start + POOLS_AT_ONCE]):
@@ -80,11 +105,18 @@ class Gates:
         for gone in [pool for pool in self._told_at if pool not in wanted]:
             if self.of(gone) is None:
                 del self._told_at[gone], self._gates[gone]
-        news = [pool for pool, gate in before.items() if is_news(gate, self.of(pool))]
+        takes = {
+            pool.keys: Need(1, pool.tokens_in + pool.tokens_out, pool.tokens_in, pool.tokens_out) for pool in pools
+        }
+        self._bounds = bounds(self._gates.values(), takes)
+        after = [(pool, gate, self.of(pool)) for pool, gate in before.items()]
+        news = [pool for pool, gate, now in after if is_news(gate, now)]
+        keys = {key for _, gate, now in after for key in changed_keys(gate, now)}
         if news:
-            self._changed(news)
+            self._changed([*news, *((key,) for key in keys)])
 
     async def _ask(self, pools: Sequence[permits.Pool]) -> bool:
+        """Ask for some pools; False where there was no answer to use."""
         asked_at = self._asked_at = self._context.clock.monotonic()
         try:
             body = _encode(permits.Gates(pools=tuple(pools)))
@@ -92,9 +124,10 @@ class Gates:
         except BrokerClosed:
             raise
         except (BrokerError, msgspec.MsgspecError):
-            return False  # its silence closes the gates
+            return False  # nothing to do: once it has been silent for long enough, the gates are closed
         if not isinstance(reply, GatesListing):
             return False
+        self._answered_at = asked_at
         for pool, gate in zip(pools, reply.items, strict=False):
             self._gates[pool.keys] = gate
             self._told_at[pool.keys] = asked_at

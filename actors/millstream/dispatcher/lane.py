@@ -1,30 +1,35 @@
-"""One lane of HELD as the releaser sees it: entries read ahead, entries taken, and how far it was read."""
+"""One lane of HELD as the releaser sees it: the entries it has read, those it has taken, and how far it has read."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from millstream.policy.fairness import Lane, Pool
+from millstream.policy.fairness import Lane
 from millstream.policy.metering import AGAIN
 from millstream.policy.release import Entry
+from millstream.policy.supply import Pool
 from millstream_schemas import permits
 from millstream_schemas.names import HeldAddress
 
 FIRST_READ = 8
 MOST_READ = 128
 PAGE_BYTES = 1024 * 1024
-"""A page with so much in it may have been cut by its size: there may be more behind it."""
+"""A page that is so large may have been cut for its size, so there may be more behind it."""
 
 
 @dataclass
 class HeldLane:
-    """One subject of HELD. `busy` are entries that were taken, or are left alone; `position` is how far it was read."""
+    """One subject of HELD, and what of it is in memory.
+
+    `buffer` has the entries that were read and wait. `busy` has the sequences of those that were taken and are not yet
+    removed from HELD, or that cannot be read and are left alone. `position` is the last sequence that was read.
+    """
 
     subject: str
     address: HeldAddress
     tenant: str | None = None
-    """With `pool`, known from the first entry: a lane is made of both."""
+    """None until the first entry was read; then it and `pool` are known, which all entries of a lane share."""
     pool: Pool = ()
     buffer: deque[Entry] = field(default_factory=deque[Entry])
     busy: set[int] = field(default_factory=set[int])
@@ -32,58 +37,65 @@ class HeldLane:
     more: bool = True
     """There may be entries beyond `position`."""
     ahead: int = FIRST_READ
-    """How many to read next time."""
+    """How many entries to read next time."""
     size_bytes: int = 0
     shed: bool = False
-    """Read again only when its turn comes."""
+    """What was read ahead was dropped to save memory; it is read again only when its turn comes."""
     taken: bool = False
-    """Something was taken since it was read."""
-    _looked_at: int = -1
+    """Something was taken from it since the last reading, so more is likely to be."""
+    _searched_from: int = -1
+    """Where reading went on when a count last said that there is more than is known."""
     _view: Lane | None = None
+    """What `view` returned last; None once it no longer holds."""
 
     @property
     def waits(self) -> bool:
+        """Whether something waits in it, or may wait."""
         return bool(self.buffer) or self.more
 
     @property
     def wants_reading(self) -> bool:
-        """Nothing is known of it, or what is known will soon be used up."""
+        """Whether to read on: the buffer is empty or, in a lane that is being released from, half used up."""
         low = self.ahead // 2 if self.taken else 0
         return self.more and not self.shed and len(self.buffer) <= low
 
     def heard(self) -> None:
-        """It has something new."""
+        """Something may have been added to it."""
         self.more, self._view = True, None
 
     def counted(self, count: int) -> None:
-        """It holds `count` entries: more than are known lie further on, or, where that was looked for in vain, before."""
+        """Compare with the server, which counts `count` entries; where that is more than are known, read on.
+
+        They usually lie beyond `position`. Where they were looked for there before and not found, the lane is read anew
+        from its beginning.
+        """
         if self.more or count <= len(self.buffer) + len(self.busy):
             return
-        if self._looked_at == self.position:
+        if self._searched_from == self.position:
             self.position = 0
-        self._looked_at = self.position
+        self._searched_from = self.position
         self.heard()
 
     # --- reading ---------------------------------------------------------------------------------
 
     def begin_read(self) -> int:
-        """How many to read; a bell that rings meanwhile counts for what comes after."""
+        """Begin a reading; returns how many entries to ask for. A bell that rings meanwhile calls for another reading."""
         self.more, self.shed, self._view = False, False, None
         return self.ahead
 
     def end_read(self, limit: int, size_bytes: int, count: int) -> None:
-        """A page of `count` entries came; a full one asks for a longer one, a large one for a shorter."""
+        """A page of `count` entries came. The next one is longer where it was full, and shorter where it was large."""
         if size_bytes >= PAGE_BYTES:
             self.more, self.ahead = True, max(limit // 2, 1)
         elif count >= limit:
             self.more, self.ahead = True, min(limit * 4, MOST_READ)
 
     def known(self) -> set[int]:
-        """The entries that need not be read again."""
+        """Sequences of the entries that are in the buffer or busy already."""
         return self.busy | {entry.seq for entry in self.buffer}
 
     def add(self, entries: Sequence[Entry]) -> None:
-        """Let entries wait, each in its place."""
+        """Add entries to the buffer, in the order of their sequences."""
         in_order = not self.buffer or self.buffer[-1].seq < entries[0].seq
         self.buffer.extend(entries)
         if not in_order:
@@ -92,7 +104,7 @@ class HeldLane:
         self._view = None
 
     def forget(self) -> int:
-        """Drop what was read ahead, to be read again; returns its bytes."""
+        """Empty the buffer, to be read again when its turn comes; returns how many bytes that frees."""
         freed = self.size_bytes
         self.position = min(self.position, self.buffer[0].seq - 1)
         self.buffer.clear()
@@ -102,7 +114,7 @@ class HeldLane:
     # --- taking ----------------------------------------------------------------------------------
 
     def pop(self) -> tuple[Entry, int]:
-        """Take the first entry; with it, about its bytes."""
+        """Take the first entry; returns it and about how many bytes that frees."""
         entry = self.buffer.popleft()
         freed = self.size_bytes // (len(self.buffer) + 1)
         self.size_bytes -= freed
@@ -111,12 +123,12 @@ class HeldLane:
         return entry, freed
 
     def put_back(self, entry: Entry) -> None:
-        """Let a taken entry wait again."""
+        """Put an entry that was taken back into the buffer."""
         self.busy.discard(entry.seq)
         self.add([entry])
 
     def view(self) -> Lane:
-        """The lane as a plan reads it."""
+        """The lane in the form that `policy.fairness.plan` reads."""
         if self._view is None:
             self._view = Lane(
                 id=self.subject,
@@ -127,12 +139,13 @@ class HeldLane:
                 heads=tuple(entry.seq for entry in self.buffer),
                 more=self.more,
                 again=self.address.lane.endswith(AGAIN),
+                needs=tuple(entry.need for entry in self.buffer) if self.pool else (),
             )
         return self._view
 
 
 def needs(lanes: Iterable[HeldLane]) -> list[permits.Pool]:
-    """The pools with limits in which something waits, with what one of their tasks takes on average."""
+    """The pools with limits in which something waits, and how many tokens one of their tasks takes on average."""
     heads: dict[Pool, list[Entry]] = {}
     for lane in lanes:
         if lane.pool and lane.waits:

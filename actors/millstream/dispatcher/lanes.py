@@ -1,36 +1,37 @@
-"""The lanes of HELD: found by bell and by count, read ahead a little, forgotten when they are empty."""
+"""All lanes of HELD: learned of from bells and from the server's counts, read a little ahead, forgotten when empty."""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from millstream.dispatcher.context import Context
 from millstream.dispatcher.lane import HeldLane, needs
 from millstream.policy import release as policy
-from millstream.policy.fairness import Lane, Pool, Take
+from millstream.policy.fairness import Lane, Take
 from millstream.policy.metering import AGAIN, lane_token
 from millstream.policy.release import Entry
+from millstream.policy.supply import Room
 from millstream.ports import Record
 from millstream_schemas import permits
 from millstream_schemas.codec import UnknownMessage, decode_work_item
 
 READS_AT_ONCE = 64
-MOST_NEW = 512
-"""Lanes that are read for the first time within one turn."""
+MOST_READS = 512
+"""Lanes that are read within one turn."""
 MOST_STRANGE = 1000
 MOST_BYTES = 64 * 1024 * 1024
-"""Of entries that were read ahead; beyond that lanes are read when their turn comes."""
+"""Of entries in memory. Beyond that buffers are dropped, and read again when their lane's turn comes."""
 
 
 class Lanes:
-    """What waits in HELD, as far as this releaser knows; a restart finds all of it again."""
+    """What waits in HELD, as far as this releaser has read it. Nothing of this must last: a new releaser reads it again."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._lanes: dict[str, HeldLane] = {}
         self._bytes = 0
         self._strange: set[str] = set()
-        """Subjects that are no lanes, and were reported."""
+        """Subjects that are no lanes, each reported once."""
 
     def __bool__(self) -> bool:
         return bool(self._lanes)
@@ -45,7 +46,7 @@ class Lanes:
                 lane.heard()
 
     async def look(self) -> None:
-        """Count what every lane holds; raises BrokerError."""
+        """Ask the server how much every lane holds, and forget the empty ones; raises BrokerError."""
         names = self._context.names
         counts = await self._context.broker.subjects(names.held_stream, names.held_filter)
         for subject, count in counts.items():
@@ -57,6 +58,7 @@ class Lanes:
                 del self._lanes[subject]
 
     def _lane(self, subject: str) -> HeldLane | None:
+        """The lane of a subject, known or new; None for a subject that is no lane."""
         lane = self._lanes.get(subject)
         if lane is None and subject not in self._strange:
             names = self._context.names
@@ -73,14 +75,19 @@ class Lanes:
 
     # --- reading ---------------------------------------------------------------------------------
 
-    async def read_ahead(self, rooms: Mapping[Pool, int]) -> bool:
-        """Read lanes that nothing is known of, and those in use before they run dry; True where that is not all.
+    async def read_ahead(self, room: Room) -> bool:
+        """Read lanes that are new, and those being released from before they run dry; True where some are left unread.
 
-        `rooms` has what may be released of pools with limits: a lane of a full one waits. Raises BrokerError.
+        Lanes of a pool without room are not read. Raises BrokerError.
         """
+        full = room.full()
         wanting = (lane for lane in self._lanes.values() if lane.wants_reading)
-        useful = (lane for lane in wanting if lane.tenant is None or rooms.get(lane.pool, 1) > 0)
-        chosen = list(islice(useful, MOST_NEW))
+        useful = (
+            lane
+            for lane in wanting
+            if lane.tenant is None or (lane.pool not in room.shut and full.isdisjoint(lane.pool))
+        )
+        chosen = list(islice(useful, MOST_READS))
         for start in range(0, len(chosen), READS_AT_ONCE):
             some = chosen[start : start + READS_AT_ONCE]
             for end in await asyncio.gather(*map(self._read, some), return_exceptions=True):
@@ -88,10 +95,10 @@ class Lanes:
                     raise end
         for lane in chosen:
             lane.taken = False
-        return len(chosen) == MOST_NEW or any(lane.more and lane.tenant is None for lane in chosen)
+        return len(chosen) == MOST_READS or any(lane.more and lane.tenant is None for lane in chosen)
 
     async def read(self, subject: str) -> None:
-        """Read one lane further whose turn it is; raises BrokerError."""
+        """Read further a lane that has run dry at its turn; raises BrokerError."""
         await self._read(self._lanes[subject])
 
     async def _read(self, lane: HeldLane) -> None:
@@ -118,7 +125,11 @@ class Lanes:
             lane.add(fresh)
 
     def _decode(self, lane: HeldLane, record: Record) -> Entry | None:
-        """The entry; one that a newer peer wrote, or that is none, is left alone: the lane goes on behind it."""
+        """The entry of a message, or None for one that cannot be read or released.
+
+        Such a message stays where it is, since a newer version of the releaser may know what to do with it; those behind
+        it in the lane go on.
+        """
         stream = self._context.names.held_stream
         try:
             entry = Entry(lane.subject, stream, record.seq, record.at, decode_work_item(record.body))
@@ -130,7 +141,7 @@ class Lanes:
         return entry
 
     def _check(self, entry: Entry) -> None:
-        """Raise ValueError for an entry that could not be released, or that lies in the lane of others."""
+        """Raise ValueError for an entry that could not be released, or that does not belong in this lane."""
         names, card, address = self._context.names, entry.item.card, self._lanes[entry.lane].address
         lane = lane_token(entry.item.lane, again=address.lane.endswith(AGAIN))
         if names.held(card.queue, card.priority, lane) != entry.lane:
@@ -139,7 +150,7 @@ class Lanes:
         policy.chosen(entry, self._context.clock.now())
 
     def shed(self) -> None:
-        """Forget what was read ahead where that has become too much; it is read again when its turn comes."""
+        """Drop buffers where they take too much memory, those of lanes that are not in use first."""
         if self._bytes <= MOST_BYTES:
             return
         for lane in sorted(self._lanes.values(), key=lambda one: one.taken):
@@ -151,11 +162,11 @@ class Lanes:
     # --- taking ----------------------------------------------------------------------------------
 
     def views(self) -> list[Lane]:
-        """Every lane that something waits in, for a plan."""
+        """Every lane in which something waits, in the form that a plan reads."""
         return [lane.view() for lane in self._lanes.values() if lane.tenant is not None and lane.waits]
 
     def take(self, takes: Iterable[Take]) -> list[Entry]:
-        """Hand over what a plan chose: each is the first of its lane by then."""
+        """Take the entries that a plan chose, in its order; each is the first of its lane when it is taken."""
         taken: list[Entry] = []
         for take in takes:
             lane = self._lanes[take.lane]
@@ -169,7 +180,7 @@ class Lanes:
         return [lane.buffer[0] for lane in self._lanes.values() if lane.buffer]
 
     def take_head(self, head: Entry) -> None:
-        """Take a lane's first entry out of turn."""
+        """Take the first entry of a lane, outside of any plan."""
         self._pop(self._lanes[head.lane])
 
     def _pop(self, lane: HeldLane) -> Entry:
@@ -178,12 +189,12 @@ class Lanes:
         return entry
 
     def put_back(self, entries: Iterable[Entry]) -> None:
-        """Let entries wait again that could not be finished."""
+        """Put entries that could not be released back into their lanes."""
         for entry in entries:
             self._lanes[entry.lane].put_back(entry)
 
     def removed(self, entry: Entry) -> None:
-        """The entry lies no longer in HELD."""
+        """Note that an entry is gone from HELD."""
         lane = self._lanes.get(entry.lane)
         if lane is not None:
             lane.busy.discard(entry.seq)
@@ -195,5 +206,15 @@ class Lanes:
         return {lane.address.queue for lane in self._lanes.values()}
 
     def pools(self) -> list[permits.Pool]:
-        """The pools with limits in which something waits, with what one of their tasks takes on average."""
+        """The pools with limits in which something waits, and how many tokens one of their tasks takes on average."""
         return needs(self._lanes.values())
+
+    def private(self) -> set[str]:
+        """The limit keys that only one tenant's tasks wait for."""
+        tenants: dict[str, str | None] = {}
+        for lane in self._lanes.values():
+            if lane.waits:
+                for key in lane.pool:
+                    if tenants.setdefault(key, lane.tenant) != lane.tenant:
+                        tenants[key] = None
+        return {key for key, tenant in tenants.items() if tenant is not None}

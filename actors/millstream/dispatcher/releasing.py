@@ -1,4 +1,4 @@
-"""The steps of a release: event first, then publish, then remove; pipelined, and each of them repeatable."""
+"""The three steps of a release, for batches: append the event, publish to WORK, remove from HELD. Each can be repeated."""
 
 import asyncio
 from collections import deque
@@ -17,12 +17,12 @@ from millstream_schemas.events import Failed, Released, WorkItem
 REMOVALS_AT_ONCE = 128
 AFTER_FAULT_S = 0.25
 EVER = 2**62
-"""Beyond every sequence: what is on a subject that belongs to one event goes whenever it came."""
+"""Beyond every sequence: purges all of a subject, however late its message came."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """An entry, and the event that is to be appended on its held one."""
+    """An entry, and the event that is to be appended on its `held` event."""
 
     entry: Entry
     event: Written
@@ -30,7 +30,11 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class _Stood:
-    """The event of an entry stands; `item` and `outgoing` are what follows from it, if anything does."""
+    """An entry whose event is in the stream.
+
+    `outgoing` is the message that follows: to WORK, with its `item`, after a release; a dead letter after a failure;
+    None where nothing follows, and the entry is only removed.
+    """
 
     entry: Entry
     item: WorkItem | None = None
@@ -39,7 +43,7 @@ class _Stood:
 
 @dataclass(frozen=True, slots=True)
 class Performed:
-    """How many tasks of a batch went to WORK, and the entries that could not be finished and have to wait again."""
+    """How many tasks of a batch went to WORK, and the entries that the broker did not let finish and that wait again."""
 
     released: int
     unfinished: Sequence[Entry]
@@ -47,7 +51,7 @@ class Performed:
 
 @dataclass
 class Releasing:
-    """Carries out what was chosen. `removed` is told of entries that are gone from HELD."""
+    """Performs the steps that a turn chose. `removed` is called for each entry that is gone from HELD."""
 
     context: Context
     depth: Depth
@@ -56,7 +60,7 @@ class Releasing:
     _some: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def perform(self, steps: Sequence[Step]) -> Performed:
-        """Carry out a batch. An entry whose task a newer peer wrote to is left alone, for a newer releaser."""
+        """Perform a batch. An entry whose task has an event of a newer version is left alone, for a newer releaser."""
         stood, unfinished = await self._append(steps)
         done, unpublished = await self._publish(stood)
         self._done.extend(one.entry for one in done)
@@ -65,6 +69,7 @@ class Releasing:
         return Performed(sum(one.item is not None for one in done), unfinished + unpublished)
 
     async def _append(self, steps: Sequence[Step]) -> tuple[list[_Stood], list[Entry]]:
+        """Append the events; returns what stands, and the entries that could not be finished."""
         journal = self.context.journal
         entries = [journal.entry(step.event, step.entry.item.fence) for step in steps]
         answers = await self.context.broker.publish_all(entries)
@@ -87,7 +92,11 @@ class Releasing:
         return stood, unfinished
 
     async def _settle(self, step: Step) -> _Stood | UnknownMessage | None:
-        """What an append that was not stored means; None lets the entry wait again."""
+        """Find out from the last event what to do for an append that was not stored.
+
+        None where the broker does not say: the entry waits again. UnknownMessage where the last event cannot be read:
+        the entry is left alone.
+        """
         card, journal, telemetry = step.entry.item.card, self.context.journal, self.context.telemetry
         while True:
             try:
@@ -99,7 +108,7 @@ class Releasing:
             except BrokerError as error:
                 telemetry.emit("decision.unanswered", key=card.key, error=str(error))
                 return None
-            except UnknownMessage as error:  # it would hold up its lane each time that its turn comes
+            except UnknownMessage as error:  # put back, it would be the first of its lane again and hold up the others
                 telemetry.emit("message.unknown", stream=step.entry.stream, seq=step.entry.seq, error=str(error))
                 return error
             verdict = policy.standing(step.entry, step.event, last.event, last.seq, past)
@@ -115,7 +124,7 @@ class Releasing:
                 return None
 
     def _follow(self, entry: Entry, event: Written, fence: int) -> _Stood:
-        """What follows from an event; a released task counts from here on as one that has not begun."""
+        """What follows from an event that stands; a released task counts as not begun from here on."""
         if isinstance(event, Released):
             item = policy.work_item(entry, event, fence)
             self.depth.released(item)
@@ -126,6 +135,7 @@ class Releasing:
         return _Stood(entry)
 
     async def _publish(self, stood: Sequence[_Stood]) -> tuple[list[_Stood], list[Entry]]:
+        """Publish what follows; returns what is done, and the entries that could not be finished."""
         outgoing = [one.outgoing for one in stood if one.outgoing is not None]
         answers = iter(await self.context.broker.publish_all(outgoing) if outgoing else ())
         done: list[_Stood] = []
@@ -146,7 +156,7 @@ class Releasing:
     # --- removing --------------------------------------------------------------------------------
 
     async def remove(self) -> None:
-        """Remove from HELD what is done, behind the releases, until cancelled. Raises BrokerClosed."""
+        """Remove from HELD what is done, while further batches are performed, until cancelled. Raises BrokerClosed."""
         while True:
             await self._some.wait()
             self._some.clear()
@@ -155,7 +165,10 @@ class Releasing:
                 await self._delete(some)
 
     async def _delete(self, entries: Iterable[Entry]) -> None:
-        """Delete by sequence; what is left over by a fault is found again and only removed then."""
+        """Delete entries by sequence; where the broker fails, they are tried again after a pause.
+
+        What is left over when the term ends, the next releaser finds, and only removes.
+        """
         some = list(entries)
         ends = await asyncio.gather(*map(self._remove, some), return_exceptions=True)
         failed: list[Entry] = []
@@ -172,7 +185,7 @@ class Releasing:
             await asyncio.sleep(AFTER_FAULT_S)
 
     async def _remove(self, entry: Entry) -> None:
-        """Delete an entry; before it the timer of its deadline, which could end nothing any more."""
+        """Delete an entry, and before it the timer of its deadline, which has nothing left to end."""
         broker, names, item = self.context.broker, self.context.names, entry.item
         if entry.has_timer:
             timer = names.later(item.card.queue, item.card.key, item.fence)

@@ -1,4 +1,4 @@
-"""Timers that fired: tasks that are due are held, tasks whose deadline passed while they were held end."""
+"""Timers that fired: a task that has become due is held; one whose deadline passed while it was held ends."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from millstream_schemas.events import Cause, Deadline, Held, WorkItem
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A `hold` tick with the task that is due."""
+    """A `hold` tick: its task has become due and is to be held."""
 
     delivery: Delivery
     item: WorkItem
@@ -27,7 +27,7 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """An `expire` tick."""
+    """An `expire` tick: the deadline of a task has passed."""
 
     delivery: Delivery
     deadline: Deadline
@@ -35,7 +35,7 @@ class Late:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The tick's event stands, or nothing follows it any more; `onward` is to be published where it is set."""
+    """A tick that was decided; `onward` is the entry to publish to HELD, None where the task has moved on without it."""
 
     delivery: Delivery
     onward: Onward | None
@@ -43,7 +43,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class Ticker:
-    """Acts on batches of ticks; event first, then publish, then ack. Stateless."""
+    """Acts on batches of ticks: event first, then publish, then ack. Stateless."""
 
     context: Context
 
@@ -81,7 +81,7 @@ class Ticker:
         return None
 
     async def _hold(self, due: Sequence[Due]) -> list[Standing]:
-        """Append `held` to every task that is due; a refused one means that something has happened to it."""
+        """Append `held` to every task that is due; where that is refused, something else has happened to the task."""
         if not due:
             return []
         journal = self.context.journal
@@ -89,13 +89,13 @@ class Ticker:
         answers = await self.context.broker.publish_all([journal.entry(one.event, one.expect_seq) for one in first])
         standing: list[Standing] = []
         for one, append, answer in zip(due, first, answers, strict=True):
-            found = _onward(one, append, answer.seq) if isinstance(answer, Stored) else await self._settle(one)
+            found = _standing(one, append, answer.seq) if isinstance(answer, Stored) else await self._settle(one)
             if found is not None:
                 standing.append(found)
         return standing
 
     async def _settle(self, one: Due) -> Standing | None:
-        """What a tick whose first append was not stored has to do; None leaves it for redelivery."""
+        """Find out from the last event what to do for a tick whose append was not stored; None leaves it for redelivery."""
         while (last := await self._last(one.item.card.tenant_id, one.item.card.key)) is not None:
             verdict = policy.hold(one.item, one.cause, last.event, last.seq)
             match verdict:
@@ -107,7 +107,7 @@ class Ticker:
                     pass
             answer = await self.context.journal.append(verdict.event, verdict.expect_seq)
             if isinstance(answer, Stored):
-                return _onward(one, verdict, answer.seq)
+                return _standing(one, verdict, answer.seq)
             if isinstance(answer, Refused):
                 self.context.telemetry.emit("broker.trouble", answer=answer.description)
                 break
@@ -119,14 +119,14 @@ class Ticker:
             return []
         journal = self.context.journal
         missing = await self.context.publish([journal.onward(one.onward) if one.onward else () for one in standing])
-        there: list[Standing] = []
+        done: list[Standing] = []
         for one, answer in zip(standing, missing, strict=True):
             if answer is None:
-                there.append(one)
+                done.append(one)
             else:
                 self.context.telemetry.emit("decision.unanswered", seq=one.delivery.seq, answer=repr(answer))
-        self.context.bells.announce(one.onward for one in there if one.onward is not None)
-        return [one.delivery for one in there]
+        self.context.bells.announce(one.onward for one in done if one.onward is not None)
+        return [one.delivery for one in done]
 
     async def _expire(self, one: Late) -> bool:
         """End a task that is still held at its deadline; True once nothing is left to do."""
@@ -155,7 +155,7 @@ def _cause(delivery: Delivery) -> Cause:
     return Cause(stream=delivery.stream, seq=delivery.seq)
 
 
-def _onward(one: Due, append: policy.Append, seq: int) -> Standing:
-    """What follows the event of a tick; a lost task's goes to those who decide."""
+def _standing(one: Due, append: policy.Append, seq: int) -> Standing:
+    """What follows the event that a tick appended: an entry in HELD after `held`; after any other the decider acts on it."""
     event = append.event
     return Standing(one.delivery, policy.follow_up(event, seq, one.item) if isinstance(event, Held) else None)

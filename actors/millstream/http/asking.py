@@ -1,4 +1,4 @@
-"""What is asked of others for an answer: the governor's state, and the registry of live workers."""
+"""What the tracker asks of others to answer a request: the governor's limits, and the registry of live workers."""
 
 import math
 from typing import Final
@@ -13,7 +13,7 @@ from millstream_schemas.permits import Gate, Gates, GatesListing, Limits, Limits
 
 GOVERNOR_WAIT_S: Final = 2.0
 GLANCE_S: Final = 1.0
-"""How long an explanation waits for the governor: without it, it says that the governor is silent."""
+"""How long an explanation or `/metrics` waits for the governor; after that they go on without it."""
 
 _reply: Final = msgspec.json.Decoder(PermitReply)
 
@@ -21,7 +21,7 @@ _reply: Final = msgspec.json.Decoder(PermitReply)
 async def governor(
     context: Context, request: Limits | Gates | Operate, wait_s: float = GOVERNOR_WAIT_S
 ) -> PermitReply | None:
-    """The governor's reply; None where none answers, or in words of another version."""
+    """The governor's reply; None where none answers, or the reply is of a version that is not known here."""
     verb = str(request.__struct_config__.tag)
     try:
         return _reply.decode(await context.broker.request(context.names.governor(verb), encode(request), wait_s))
@@ -36,7 +36,10 @@ async def limits(context: Context, key: str | None = None, wait_s: float = GOVER
 
 
 async def gate(context: Context, keys: tuple[str, ...], tokens_in: int = 0, tokens_out: int = 0) -> Gate | None:
-    """The gate of one pool, with the key that limits it most; None where no governor answers."""
+    """The gate of one pool, with the key that limits it most; None where no governor answers.
+
+    An open gate does not name that key, so each key is asked for by itself as well, in the same request.
+    """
     pools = tuple(
         Pool(keys=some, tokens_in=tokens_in, tokens_out=tokens_out) for some in (keys, *((key,) for key in keys))
     )
@@ -52,6 +55,7 @@ async def gate(context: Context, keys: tuple[str, ...], tokens_in: int = 0, toke
 
 
 def _openness(gate: Gate) -> tuple[float, float]:
+    """How much a gate lets through, to compare gates by: rate first, then places."""
     return (math.inf if gate.rate_per_s is None else gate.rate_per_s, math.inf if gate.places is None else gate.places)
 
 

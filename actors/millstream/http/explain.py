@@ -1,4 +1,4 @@
-"""Why a task is where it is: what the read model, the registry of workers and the governor know, as one answer."""
+"""Why a task is where it is, in one answer: put together from the read model, the registry of workers and the governor."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ WAITS_FOR_LIMITS = frozenset({"held", "queued", "scheduled"})
 
 
 async def why(context: Context, row: TaskRow) -> Json:
-    """The answer for a task: a sentence, its source, and for a metered task where it stands and which limit is in the way."""
+    """The answer for a task: a sentence and its source; for a metered task also its place and the limit in the way."""
     workers, pool, lane = await asyncio.gather(asking.workers(context), _pool(context, row), _lane(context, row))
     found = explain(_known(context, row, workers, pool, lane))
     answer: Json = {"task_id": row.task_id, "state": row.state, "why": found.sentence, "source": found.source}
@@ -26,7 +26,7 @@ async def why(context: Context, row: TaskRow) -> Json:
 
 
 async def _pool(context: Context, row: TaskRow) -> Pool | None:
-    """What the governor says now of a task that may wait for its limits."""
+    """What the governor says now of the limits of a task; None where it cannot be limits that it waits for."""
     keys = tuple(row.limits)[:MAX_KEYS]
     throttled = row.state != "scheduled" or row.waits_for.startswith("throttled")
     if not keys or row.state not in WAITS_FOR_LIMITS or not throttled:
@@ -40,7 +40,7 @@ async def _pool(context: Context, row: TaskRow) -> Pool | None:
 
 
 async def _tokens(context: Context, row: TaskRow) -> tuple[int, int]:
-    """What the first task of the lane is estimated to take, in and out: its neighbours are likely to take as much."""
+    """Tokens in and out that the first task of the lane is estimated to take; the others are taken to need as much."""
     if row.state != "held":
         return 0, 0
     try:
@@ -56,7 +56,7 @@ async def _lane(context: Context, row: TaskRow) -> Lane | None:
     if row.state != "held":
         return None
     found = await context.reader.place(row)
-    return Lane(found.place, found.of, found.lanes, found.waiting, row.cost)
+    return Lane(found.place, found.of, found.lanes, found.waiting)
 
 
 def _known(context: Context, row: TaskRow, workers: list[WorkerInfo], pool: Pool | None, lane: Lane | None) -> Known:

@@ -1,4 +1,4 @@
-"""Limits over HTTP: what each allows, in effect and in use; and an operator's hand on one of them."""
+"""Limits over HTTP: what each allows, what is in effect and in use; and what an operator can tell one of them to do."""
 
 from typing import Any, Final
 
@@ -39,7 +39,9 @@ class Limits:
             return _silent()
         now = self._context.clock.now()
         items = [limit(state, now) for state in listing.items]
-        return json_response({"items": items, "next": None, "total": len(items)} | _head(listing), headers=_NO_STORE)
+        page: dict[str, Any] = {"items": items, "next": None, "total": len(items)}
+        page |= {"prices": [msgspec.structs.asdict(price) for price in listing.prices], "unknown": listing.unknown}
+        return json_response(page | _head(listing), headers=_NO_STORE)
 
     async def get(self, request: Request) -> Response | Problem:
         wrong = params.known_only(request, frozenset())
@@ -48,7 +50,7 @@ class Limits:
         return await self._one(request.path_params["key"])
 
     async def operate(self, request: Request) -> Response | Problem:
-        """Do it and show the limit as it is afterwards."""
+        """Have the governor do what was asked, and show the limit as it is afterwards."""
         key = request.path_params["key"]
         body = await command_body(request, OperateBody, None)
         if body is None:
@@ -81,7 +83,7 @@ class Limits:
 
 
 def limit(state: LimitState, now: float) -> dict[str, Any]:
-    """One limit as JSON; `paused_until` as an instant beside the seconds that are left."""
+    """One limit as JSON; the end of a pause stands in it both as seconds that are left and as an instant."""
     paused = state.paused_for_s
     whole: dict[str, Any] = msgspec.structs.asdict(state)
     whole["dimensions"] = [msgspec.structs.asdict(each) for each in state.dimensions]
@@ -89,10 +91,10 @@ def limit(state: LimitState, now: float) -> dict[str, Any]:
 
 
 def _head(listing: LimitsListing) -> dict[str, Any]:
-    """Who answered, by which configuration, and what is wrong with a newer one."""
+    """The term of the governor that answered, the configuration that it works by, and what is wrong with a newer one."""
     return {"epoch": listing.epoch, "revision": listing.revision, "fault": listing.fault}
 
 
 def _silent() -> Problem:
-    detail = "No rate-governor answered; is one running?"
+    detail = "No rate-governor answered; is one running? Start one with `millstream governor`"
     return Problem(503, "governor_unavailable", detail, retry_after_s=2)

@@ -151,7 +151,7 @@ class Reader:
         return records, parse_headers(end).get("Nats-Num-Pending", "0") != "0"
 
     async def subjects(self, stream: str, filter: str) -> dict[str, int]:
-        """How many messages each subject on `filter` holds, asked from the stream's leader in pages."""
+        """How many messages each subject on `filter` holds, asked of the stream's leader in pages."""
         found: dict[str, int] = {}
         while True:
             answer = await self._requests.api(

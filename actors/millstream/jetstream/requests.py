@@ -73,6 +73,7 @@ class Requests:
         return None if answer.header is not None and _is_nobody(answer) else answer
 
     async def _connected_or_late(self, subject: str, timeout_s: float) -> None:
+        """Wait for the connection; raises NoAnswer after `timeout_s`, and BrokerClosed."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._wire.wait_connected()

@@ -17,6 +17,7 @@ from millstream.policy.limits import Adaptive
 BOOKED_S = 0.5
 """A start that was booked before a decrease may still happen so much later; its refusal says nothing new."""
 HALF = 0.5
+"""What a `ramp` refusal leaves, and the part of the way to a ceiling that one step goes at most."""
 KEPT = 0.4
 """A single refusal leaves at least so much of the factor."""
 BELOW = 0.99
@@ -122,27 +123,21 @@ class Factor:
         self._steps = steps
         self._ceiling: float | None = None  # the level at which the provider refused
         self._decreased_at = -inf
-        self._before = 1.0  # the last decrease
-        self._unsure: float | None = (
-            None  # the level of the last refusal, where it need not be what the provider counts
-        )
+        self._before = 1.0  # the value before the last decrease
+        # The level of the last refusal, where the provider may count over a shorter time than our window.
+        self._unsure: float | None = None
         self._borne = True  # a call that began after the last decrease was accepted
         self._moved_at = now  # since when it stands where it is, in use
         self._try_after_s = self._first_try_s
         self._settled = False  # the last refusal came where it was expected: small cuts are enough
         self._trying = False
-        self._above = TRY
-        self._ramp_base: float | None = None
+        self._above = TRY  # how far above the ceiling the next try goes
+        self._ramp_base: float | None = None  # growth is counted from here after a `ramp` refusal
         self._ramp_at = now
 
     @property
     def _first_try_s(self) -> float:
         return max(3 * self._steps.every_s, self._steps.window_s)
-
-    @property
-    def ceiling(self) -> float | None:
-        """The level at which the provider refused, as far as known."""
-        return self._ceiling
 
     def set_steps(self, steps: Steps) -> None:
         """Move by other rules from now on; what was learned stays."""
@@ -186,7 +181,7 @@ class Factor:
         self._decreased_at, self._borne = now, False
 
     def _still_full(self, now: float) -> bool:
-        """A provider that refuses for long after a decrease counts over the window, though it gave no hint of that."""
+        """Fall further where refusals go on long after a decrease: the provider counts over the whole window."""
         before, level = self.value, self._unsure
         if level is None or now - self._decreased_at < LONG * self._steps.window_s:
             return False
@@ -196,7 +191,7 @@ class Factor:
         return self.value != before
 
     def _trusted(self, level: float | None, retry_after_s: float | None) -> float | None:
-        """The level, where it can be what the provider counts: a window's contents say nothing of a slice's."""
+        """The level; None where the provider may count over less than our window, so that the level is not its limit."""
         if level is None or level <= 0:
             return None
         whole = level >= WHOLE * self.value
@@ -267,9 +262,9 @@ class Factor:
             self._move(now, self.value + by)
 
     def _grow_beyond(self, now: float, ceiling: float) -> None:
-        """A try that was borne for a whole window: what is tried is the ceiling now, and the next try goes further.
+        """Make a try that was borne for a whole window the new ceiling, and go twice as far beyond it the next time.
 
-        After a few of them nothing is left of what was known, and growth is free again.
+        After a few such tries the ceiling is forgotten, and growth is free again.
         """
         if now - self._moved_at < self._steps.window_s + self._steps.every_s:
             return

@@ -1,4 +1,4 @@
-"""One rate of a limit: its meter, and what is in effect of what was configured."""
+"""One rate of a limit: the amount configured, how much of it is in effect, and the meter that enforces it."""
 
 from typing import Literal
 
@@ -27,20 +27,21 @@ class Bound:
 
     @property
     def adaptive(self) -> bool:
+        """Whether refusals lower it."""
         return self._adaptive is not None
 
     @property
     def effective(self) -> float:
-        """What is in effect per window."""
+        """The amount in effect per window: what is configured, cut by refusals and by the provider's own word."""
         part = self.factor.value if self.cap is None else min(self.factor.value, self.cap)
         return self.rate.amount * part
 
     def apply(self) -> None:
-        """Let the meter follow what is in effect."""
+        """Set the meter to the amount in effect."""
         self.meter.set_limit(self.effective)
 
     def set_rate(self, rate: Rate, adaptive: Adaptive | None, now: float) -> None:
-        """Go by another amount in the same window; what was learned of another amount is forgotten."""
+        """Take the amount configured now, in the same window; what was learned about a different amount is forgotten."""
         self._adaptive = adaptive
         self.factor.set_steps(Steps.for_rate(adaptive or Adaptive(), rate.window_s))
         if rate != self.rate or adaptive is None:

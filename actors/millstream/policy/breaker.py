@@ -4,6 +4,7 @@ Refusals for rate (`throttled`, `ramp`, `quota`) never count: the provider works
 """
 
 from collections import deque
+from math import inf
 from typing import Literal
 
 import msgspec
@@ -39,7 +40,7 @@ class Breaker:
     """Says whether calls of a key may start. `now` is monotonic seconds.
 
     Use: `may_start(now)`; where it says "probe", the one permit that is granted then is a probe: `probe = begin_probe()`
-    and hand that number back with `note`, `probe_returned` (not used) or `probe_lost` (its lease ran out).
+    and hand that number back with `note` (`unknown` where its lease ran out) or `probe_returned` (not used).
     """
 
     __slots__ = (
@@ -77,6 +78,11 @@ class Breaker:
             return self._mode
         return "open" if now < self._open_until else "half_open"
 
+    @property
+    def forced_open(self) -> bool:
+        """True while an operator keeps it open."""
+        return self._mode == "forced_open"
+
     def may_start(self, now: float) -> Admission:
         """Whether one more call may start now, and whether it is a probe."""
         state = self.state(now)
@@ -90,7 +96,7 @@ class Breaker:
         """Seconds until a start may be possible: 0 now; infinite where an operator or a probe's end must come first."""
         if self.may_start(now) != "no":
             return 0.0
-        return self._open_until - now if self.state(now) == "open" else float("inf")
+        return self._open_until - now if self.state(now) == "open" else inf
 
     def begin_probe(self) -> int:
         """A probe was granted; the number to hand back with its end."""
@@ -100,7 +106,7 @@ class Breaker:
     def note(
         self, outcome: OutcomeClass, now: float, *, probe: int | None = None, jitter: float = 0.0
     ) -> BreakerState | None:
-        """Take in how a call ended; the new state where it changed.
+        """Take in how a call ended; returns the new state, None where it did not change.
 
         After "closed" the owner sets the rates' factors to `rules.recover_at`. `jitter` in [0, 1) spreads the time that
         a breaker stays open. `unknown` fails a probe, since its connection was lost; otherwise it says nothing.
@@ -141,10 +147,6 @@ class Breaker:
         """A probe was not used: another may take its place."""
         if probe == self._term and self._under_way > 0:
             self._under_way -= 1
-
-    def probe_lost(self, now: float, probe: int, *, jitter: float = 0.0) -> BreakerState | None:
-        """A probe's lease ran out, which is a failure; the new state where it changed."""
-        return self._note_probe("unknown", now, probe, jitter)
 
     def force(self, operation: Operation, now: float) -> BreakerState | None:
         """Do what an operator says: `open`, `disable`, or `auto` (closed, and left to itself); the new state if it changed."""

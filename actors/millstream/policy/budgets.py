@@ -45,10 +45,12 @@ class SoftPassed:
     spent: float
     hard: float
     task: str
+    price_version: str = ""
+    """Of the price that the task's cost was reckoned by, where it was."""
 
 
 class Account:
-    """The sums of one key in one period."""
+    """What one key has reserved and spent in one period, in micro-dollars."""
 
     __slots__ = ("key", "period", "reserved", "spent", "warned")
 
@@ -61,14 +63,14 @@ class Account:
 
 
 class Ledger:
-    """All accounts, and what was spent on those that nobody asked for yet."""
+    """All accounts by key and period, with the earlier sums that an account starts from when it is first used."""
 
     def __init__(self) -> None:
         self._accounts: dict[tuple[str, str], Account] = {}
         self._loaded: Mapping[tuple[str, str], float] = {}
 
     def load(self, spent: Mapping[tuple[str, str], float]) -> None:
-        """Begin from these sums in dollars, by key (or its hash, as subjects carry it) and period."""
+        """Start from sums spent earlier: US dollars by key (or its hash, as subjects carry it) and period."""
         self._loaded = {**self._loaded, **spent}
         for account in self._accounts.values():
             account.spent = max(account.spent, self._known(account.key, account.period))
@@ -81,7 +83,7 @@ class Ledger:
         return account
 
     def correct(self, key: str, period: str, micro_usd: int) -> None:
-        """Go on from the durable sum, which counts each permit once whoever led when it was settled."""
+        """Set an open account to the durable sum, which counts each permit once, whichever governor settled it."""
         account = self._accounts.get((key, period))
         if account is not None:
             account.spent = micro_usd
@@ -98,7 +100,7 @@ class Ledger:
 
 
 class Budget:
-    """What one key may spend per period. `wall` is Unix seconds."""
+    """What one key may spend per period. Amounts are micro-dollars, `wall` is Unix seconds."""
 
     __slots__ = ("_account", "_ledger", "_until", "_zone", "hard", "key", "soft", "spending")
 
@@ -135,6 +137,11 @@ class Budget:
         account = self.account(wall)
         return account.spent + account.reserved + amount <= self.hard and account.spent < self.hard
 
+    def may_admit_later(self, amount: int, wall: float) -> bool:
+        """True where only what is set aside, and may come back, stands in the way of `amount`."""
+        account = self.account(wall)
+        return account.spent + amount <= self.hard and account.spent < self.hard
+
     def used_up(self, wall: float) -> bool:
         """True once all is spent."""
         return self.account(wall).spent >= self.hard
@@ -145,25 +152,27 @@ class Budget:
         return None if self._until == inf else max(0.0, self._until - wall)
 
     def reserve(self, amount: int, wall: float) -> Account:
-        """Set `amount` aside, and say where."""
+        """Reserve `amount`; returns the account that holds it."""
         account = self.account(wall)
         account.reserved += amount
         return account
 
     def release(self, account: Account, amount: int) -> None:
-        """Free what was set aside and not used."""
+        """Free `amount`, which was reserved and not spent."""
         account.reserved -= amount
         self._forget_past(account)
 
-    def settle(self, account: Account, reserved: int, amount: int, task: str) -> SoftPassed | None:
-        """Turn what was set aside into `amount` spent; says so when the soft threshold is passed by it."""
+    def settle(
+        self, account: Account, reserved: int, amount: int, task: str, price_version: str = ""
+    ) -> SoftPassed | None:
+        """Replace what was reserved by `amount` spent; returns a warning when that passes the soft threshold."""
         account.reserved -= reserved
         account.spent += amount
         self._forget_past(account)
         if account.warned or account.spent < self.soft:
             return None
         account.warned = True
-        return SoftPassed(self.key, account.period, account.spent / MICRO, self.hard / MICRO, task)
+        return SoftPassed(self.key, account.period, account.spent / MICRO, self.hard / MICRO, task, price_version)
 
     def _forget_past(self, account: Account) -> None:
         if account is not self._account and not account.reserved and account.period != "total":

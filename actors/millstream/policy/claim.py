@@ -74,6 +74,11 @@ class HistoryLost:
     event: AttemptFailed
 
 
+def history_lost() -> Failure:
+    """The failure of a task that has no event any more, so that nobody can say whether it ran."""
+    return Failure(reason="history_lost", message="the events of this task are gone")
+
+
 ClaimVerdict = Claim | Claimed | Silence | Superseded | HistoryLost
 
 
@@ -85,8 +90,7 @@ def first_claim(hold: Hold) -> Claim:
 def claim(hold: Hold, last: Event | None, last_seq: int) -> ClaimVerdict:
     """What the last event means for a claim that was refused or not answered."""
     if last is None:
-        lost = Failure(reason="history_lost", message="the events of this task are gone")
-        return HistoryLost(failed(hold, hold.item.card.crashes, lost))
+        return HistoryLost(failed(hold, hold.item.card.crashes, history_lost()))
     if isinstance(last, Started) and last.card.execution_id == hold.execution_id:
         return Claimed(last_seq, last)
     ground = _ground(hold, last, last_seq)

@@ -11,6 +11,7 @@ from millstream.policy import retry
 from millstream.policy.admit import instant
 from millstream.policy.holding import Onward, held, onward
 from millstream.policy.metering import Metering
+from millstream.policy.waiting import throttled_out
 from millstream_schemas.events import (
     AttemptFailed,
     AttemptRecord,
@@ -89,7 +90,8 @@ def _after_park(seen: Seen, parked: Parked, settings: DecideSettings) -> Decisio
     waits_on = parked.card.waiting_for == parked.reason and parked.card.waiting_since > 0
     since = parked.card.waiting_since if waits_on else seen.at
     if parked.reason == "throttled" and seen.at - since > settings.max_throttle_s:
-        failure = Failure(reason="error", error_type="Throttled", message=parked.detail or "throttled for too long")
+        message = throttled_out(seen.at - since, parked.detail or "throttled")
+        failure = Failure(reason="error", error_type="Throttled", message=message)
         return _failed(seen, "throttled_out", failure)
     if parked.reason == "no_handler" and seen.at - since >= settings.unserved_s and not seen.served:
         failure = Failure(reason="unknown_task_type", message=parked.detail)

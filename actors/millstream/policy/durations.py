@@ -29,6 +29,20 @@ def seconds(value: Duration) -> float:
     return _finite(number, value)
 
 
+def duration(seconds: float) -> str:
+    """A length of time for people: `3.2 s`, `4 min 5 s`, `2 h 3 min`, `5 d 1 h`."""
+    seconds = max(seconds, 0.0)
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes} min"
+    return f"{hours // 24} d {hours % 24} h"
+
+
 def shown(value: object) -> str:
     """The start of a value, for a message."""
     return repr(value)[:80] if not isinstance(value, str) else value[:80]

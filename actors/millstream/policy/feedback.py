@@ -2,17 +2,19 @@
 
 import msgspec
 
+from millstream.policy import causes
 from millstream.policy.bounds import Bound
 from millstream.policy.breaker import Breaker
-from millstream.policy.limit_state import KeyState
+from millstream.policy.limit_state import KeyState, spread
 from millstream.policy.limits import BreakerRules
 from millstream_schemas.permits import Observed, Operation, OutcomeClass
 
 NEARLY_GONE = 0.1
-"""Of what a provider allows: less than this left, and the next start waits until so much is refilled."""
+"""Once less than this part of a provider's allowance is left, the next start waits until this part is refilled."""
 PER_S = 60.0
 """What headers say of limits is per minute."""
 LOOKED_AT_EVERY_S = 0.25
+"""How often a key's use is measured at the most: each time costs a walk over its windows."""
 
 
 class Heard(msgspec.Struct, frozen=True, gc=False):
@@ -32,18 +34,16 @@ def hear(state: KeyState, heard: Heard, now: float) -> None:
             _grow(state, heard, now)
         case "throttled":
             _blame(state, heard, now)
-            pause(state, heard.retry_after_s, now)
+            pause(state, heard, now)
         case "ramp":
             _ramp(state, heard, now)
-            pause(state, heard.retry_after_s, now)
+            pause(state, heard, now)
         case "quota":
             state.throttled_total += 1
             exhaust(state, heard.retry_after_s, now)
         case "overloaded":
             _relieve(state, heard, now)
-        case "client":
-            state.clients_refused += 1
-        case "fault" | "too_large" | "error" | "unknown":
+        case "fault" | "client" | "too_large" | "error" | "unknown":
             pass
     for one in heard.observed:
         _observe(state, one)
@@ -55,7 +55,7 @@ def note(state: KeyState, outcome: OutcomeClass, now: float, probe: int | None) 
     """Tell a key's breaker how a call ended, or a probe of its own."""
     breaker = state.breaker
     assert breaker is not None
-    changed = breaker.note(outcome, now, probe=probe, jitter=(state.granted_total * 0.618) % 1.0)
+    changed = breaker.note(outcome, now, probe=probe, jitter=spread(state.granted_total))
     if changed is None:
         return
     state.barred = True
@@ -72,28 +72,33 @@ def recover(state: KeyState, now: float) -> None:
         bound.apply()
 
 
-def pause(state: KeyState, retry_after_s: float | None, now: float, *, refused: bool = True) -> None:
-    """Pause after a refusal, by its hint or else twice as long each time; a pause never gets shorter."""
-    state.throttled_total += refused
+def pause(state: KeyState, heard: Heard, now: float) -> None:
+    """Pause for as long as a refusal says, or else twice as long each time; a pause never gets shorter."""
+    retry_after_s = heard.retry_after_s
+    state.throttled_total += heard.outcome != "overloaded"
     if retry_after_s is None:
         if state.paused_until > now:
             return  # another call of the same flight: what it says is known
         doublings = min(state.throttles_in_a_row, 16)
         retry_after_s = min(state.rules.throttle_cap_s, state.rules.throttle_base_s * 2.0**doublings)
         state.throttles_in_a_row += 1
-    state.paused_until = max(state.paused_until, now + retry_after_s)
+    if now + retry_after_s > state.paused_until:
+        state.paused_until = now + retry_after_s
+        state.causes.pause = causes.refused(heard.outcome, heard.retry_after_s, state.throttles_in_a_row)
     state.barred = True
 
 
 def exhaust(state: KeyState, retry_after_s: float | None, now: float) -> None:
     """Close a key whose allowance is used up, until the hint or an operator says otherwise."""
     seconds = state.rules.exhausted_s if retry_after_s is None else retry_after_s
-    state.exhausted_until = max(state.exhausted_until, now + seconds)
+    if now + seconds > state.exhausted_until:
+        state.exhausted_until = now + seconds
+        state.causes.quota = causes.used_up(retry_after_s, seconds)
     state.barred = True
 
 
-def operate(state: KeyState, operation: Operation, now: float) -> None:
-    """Do what an operator says: end pauses and exhaustion, or force the breaker, be one configured or not."""
+def operate(state: KeyState, operation: Operation, now: float, by: str = "") -> None:
+    """Do what the operator `by` says: end pauses and exhaustion, or force the breaker, even where none is configured."""
     if operation == "resume":
         state.paused_until = state.exhausted_until = 0.0
         state.throttles_in_a_row = 0
@@ -102,6 +107,7 @@ def operate(state: KeyState, operation: Operation, now: float) -> None:
     if state.breaker is None:
         state.breaker = Breaker(BreakerRules())
     state.breaker.force(operation, now)
+    state.causes.forced = causes.forced(by) if operation == "open" else ""
     state.barred = True
     if rules is False and operation != "open":
         state.breaker = None
@@ -137,7 +143,7 @@ def _relieve(state: KeyState, heard: Heard, now: float) -> None:
     if factor is not None and factor.refused(now, heard.started_at, retry_after_s=heard.retry_after_s):
         state.apply_places()
     if heard.retry_after_s is not None:
-        pause(state, heard.retry_after_s, now, refused=False)
+        pause(state, heard, now)
 
 
 def _grow(state: KeyState, heard: Heard, now: float) -> None:

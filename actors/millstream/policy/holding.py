@@ -1,4 +1,4 @@
-"""Where a task goes whose event stands: to WORK, or to HELD where its releaser finds it; now, or by a timer."""
+"""Where a task goes once its event is stored: to WORK, or to HELD for the releaser; at once, or by a timer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,10 @@ FURTHEST = 7_258_118_400.0
 
 @dataclass(frozen=True, slots=True)
 class ToWork:
-    """Publish `item` to WORK, at `due_at` (Unix seconds) where it is set; one with a lane then fires as a tick."""
+    """Publish `item` to WORK, at `due_at` (Unix seconds) where it is set.
+
+    One with a lane and a `due_at` fires as a tick for the dispatcher instead.
+    """
 
     item: WorkItem
     due_at: float | None
@@ -22,7 +25,7 @@ class ToWork:
 
 @dataclass(frozen=True, slots=True)
 class ToHeld:
-    """Publish `item` to HELD, behind its lane or, where it waited `again`, before it.
+    """Publish `item` to HELD, at the end of its lane, or ahead of the lane where it ran or waited before (`again`).
 
     `deadline_at` (Unix seconds) asks for a timer beside it, which ends the task if it is still held then.
     """

@@ -8,33 +8,31 @@ from millstream.policy.feedback import Heard, hear
 from millstream.policy.key_table import KeyTable, Pool
 from millstream.policy.learning import Learning
 from millstream.policy.leases import Leases, Memory, Permit
-from millstream.policy.limit_state import KeyState, Need, Rules
+from millstream.policy.limit_state import FOREVER_S, KeyState, Need, Rules
 from millstream.policy.limits import Price
 from millstream.policy.listing import closed_by
 from millstream.policy.pacing import ManualClock
 from millstream.policy.settling import end_probes, give_back, run_out, settle
 from millstream.policy.snapshots import SavedKey, Snapshot, restore_key, saved_key, saved_permits
-from millstream_schemas.permits import Acquire, HeldPermit, Renew, Settle
-
-MAX_RENEWED = 4096
-"""A worker with more permits says so in several messages: then none of them is all."""
+from millstream_schemas.permits import MAX_RENEWED, Acquire, HeldPermit, Renew, Settle
 
 
 @dataclass(frozen=True, slots=True)
 class GateChanged:
-    """The gates of these keys have closed, or opened again."""
+    """The gate of a key has closed, or opened again."""
 
-    keys: tuple[str, ...]
+    key: str
+    closed: bool
 
 
 Effect = Spend | SoftPassed | GateChanged
 
 
 class Holdings:
-    """Limits by key and permits by name. `stirred` says that all who wait have to be looked at anew; `freed` are keys
-    at which something has become free while somebody waits there.
+    """Limits by key and permits by name.
 
-    What follows from a change and has to be done outside is collected in `effects`.
+    `stirred`: every waiting acquire has to be looked at again. `freed`: keys with waiting acquires at which a place has
+    become free. `effects`: what the actor has to do because of a change, collected for the next verdict.
     """
 
     def __init__(self, rules: Rules, epoch: int, now: float, wall_offset_s: float) -> None:
@@ -61,24 +59,25 @@ class Holdings:
         return self.clock.now + self.wall_offset_s
 
     def heard_from(self, request: Renew) -> None:
-        """A worker has said what it uses. For the first time in learning: so what the snapshot adds has ended since.
+        """Take a worker's list of the permits it uses.
 
-        Money that such a permit reserved stays so until it is settled, or its lease runs out.
+        The first one while learning also ends the permits that the snapshot lists for the worker and the worker does
+        not. One that has reserved money is kept until it is settled or its lease runs out.
         """
         self.seen(request.worker)
         if not self.learning.heard(request.worker) or len(request.permits) >= MAX_RENEWED:
-            return
+            return  # a list of that length may go on in another message
         used = {held.permit for held in request.permits}
         for permit in [one for one in self.leases if one.worker == request.worker]:
             if permit.id not in used and not permit.id.startswith(self._own) and not permit.accounts:
                 self._free(permit)
 
     def seen(self, worker: str) -> None:
-        """A worker was heard of."""
+        """Note that a worker is alive."""
         self._workers[worker] = self.clock.now
 
     def take(self, request: Acquire, pool: Pool, need: Need, ahead_s: float, since: float) -> Permit:
-        """Grant one permit that begins in `ahead_s` and was waited for since then."""
+        """Grant one permit that begins in `ahead_s`; its acquire has waited since the time `since`."""
         self._count += 1
         start = self.clock.now + ahead_s
         permit = Permit(f"{self._own}{self._count}", request.worker, pool, need, start, start + self.rules.lease_s)
@@ -167,7 +166,7 @@ class Holdings:
                 self.look_at((state,))
 
     def look_at(self, states: Iterable[KeyState]) -> None:
-        """Say so where a gate has closed or opened, and let those who wait there be looked at anew."""
+        """Report gates that have closed or opened since the last look, and look again at the acquires that wait there."""
         now = self.clock.now
         for state in states:
             self.stirred |= state.waiting > 0
@@ -176,14 +175,18 @@ class Holdings:
             if said == state.gate_said:
                 continue
             state.gate_said = said
-            self.effects.append(GateChanged((state.key,)))
+            self.effects.append(GateChanged(state.key, closed=bool(said)))
             if said:
                 self._shut[state] = None
             else:
                 self._shut.pop(state, None)
+                state.line_until = 0.0  # who was told to come back after the pause stands in nobody's way before it
 
     def adopt(self, held: HeldPermit, worker: str, lease_s: float, *, task: str = "", learned: bool = False) -> None:
-        """Take over a predecessor's permit: its call runs, so it has its place, be there a free one or not."""
+        """Count a predecessor's permit as in use, even beyond the limit, because its call is running.
+
+        With `learned` it takes one of the places that were assumed to be in use.
+        """
         now = self.clock.now
         states = self.table.known(held.keys)
         if not states:
@@ -196,7 +199,7 @@ class Holdings:
         for state in states:
             state.in_use += 1
             if learned and state.assumed:
-                state.assumed -= 1  # it is one of those that were granted unseen
+                state.assumed -= 1
         self.leases.add(permit)
 
     # --- time ------------------------------------------------------------------------------------
@@ -213,7 +216,7 @@ class Holdings:
             self.learned()
 
     def do_chores(self, now: float) -> None:
-        """Forget what need not be known any more, and see which gates have opened by themselves."""
+        """Forget ended permits and idle keys whose time has come, and report gates that have opened by themselves."""
         self._ended.age(now)
         if self._shut:
             self.look_at(tuple(self._shut))
@@ -234,7 +237,7 @@ class Holdings:
             permits=saved_permits(self.leases, now),
             clean=clean and not self.learning.active,
             epoch=self.epoch,
-            workers=tuple({*self._workers, *self.learning.awaited}),
+            workers=tuple(sorted({*self._workers, *self.learning.awaited})),
         )
 
     def restore(self, snapshot: Snapshot, elapsed_s: float, now: float) -> None:
@@ -252,18 +255,22 @@ class Holdings:
                 held = HeldPermit(permit=permit.permit, keys=permit.keys, cost_usd=permit.micro_usd / MICRO)
                 self.adopt(held, permit.worker, permit.lease_left_s - elapsed_s, task=permit.task)
         if gap_s is not None:
-            self.table.doubt(gap_s, learning=True)
+            self.table.doubt(gap_s)
             self.learning.begin(snapshot.workers, now)
 
     def distrust(self) -> None:
-        """Assume that a predecessor, of whom nothing is known, granted a start at each key just now."""
+        """Assume that a predecessor, of whom nothing is known, granted a start at each key just now, and all places.
+
+        Which of the places are in use is for the workers to say, and nobody knows which workers there are.
+        """
         for state in self.table.all():
             for meter in state.meters:
                 meter.assume(0.0)
-        self.table.doubt(0.0)
+        self.table.doubt(0.0, places_gap_s=FOREVER_S)
+        self.learning.begin(None, self.clock.now)
 
     def learned(self) -> None:
-        """Every worker has said what it uses: what nobody claimed is free."""
+        """End learning: places that no worker has named are free."""
         self.learning.end()
         self.table.learning = False
         for state in self.table.all():

@@ -1,19 +1,22 @@
 """The keys that are known: as configured, made from templates when first asked for, and forgotten when idle."""
 
-import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 
 from millstream.policy.budgets import Budget, Ledger
 from millstream.policy.limit_state import KeyState, Need, Rules
-from millstream.policy.limits import Compiled, is_template, matcher
+from millstream.policy.limits import ByKey, Compiled, is_template
 from millstream.policy.pacing import Clock, Meter
 from millstream.policy.rations import RetryRation
 from millstream_schemas.permits import WaitReason
 
 MAX_POOLS = 20_000
+"""Most pools that are kept for reuse; beyond that all are made anew."""
+MAX_UNKNOWN = 100
+"""Most keys that are remembered because they were asked for and are not configured."""
+UNKNOWN_S = 60.0
 SWEPT_AT_ONCE = 500
-"""A look at all idle keys would hold up the others."""
+"""Most keys that one sweep looks at: looking at all of them would delay requests."""
 
 
 class Pool:
@@ -38,7 +41,7 @@ class Pool:
         return longest_s, limiting, reason
 
     def ration(self, count: int, now: float) -> int:
-        """Take as many of so many repeated attempts as all of its keys allow."""
+        """Take up to `count` repeated attempts out of the rations of its keys; returns how many all of them allow."""
         count = min(count, int(min(ration.left(now) for ration in self.rations)))
         if count > 0:
             for ration in self.rations:
@@ -58,43 +61,33 @@ class KeyTable:
         self.ledger = Ledger()
         self._rules = rules
         self._clock = clock
-        self._exact: dict[str, Compiled] = {}
-        self._templates: list[tuple[re.Pattern[str], Compiled]] = []
+        self._limits: ByKey[Compiled] = ByKey()
         self._states: dict[str, KeyState] = {}
         self._pools: dict[tuple[str, ...], Pool] = {}
         self._made: deque[str] = deque()  # keys from templates, in the order in which they are looked at for idleness
         self._swept_at = clock.time()
+        self._unknown: dict[str, float] = {}  # keys that were asked for and are not configured, and when last
         self._doubt: tuple[float, float] | None = None
+        self._places_gap_s = 0.0
         self.learning = False
 
     def configure(self, limits: Iterable[Compiled]) -> None:
         """Know these keys from now on. The states of all others are kept, in case they come back."""
-        self._exact, self._templates = {}, []
-        for compiled in limits:
-            if is_template(compiled.key):
-                self._templates.append((matcher(compiled.key), compiled))
-            else:
-                self._exact[compiled.key] = compiled
+        self._limits = ByKey((compiled.key, compiled) for compiled in limits)
         self._pools.clear()
         for key, state in self._states.items():
-            found = self._compiled(key)
+            found = self._limits.find(key)
             if found is not None and found != state.compiled:
                 state.set_limit(found, self.ledger)
-        for key in self._exact:
+        for key in self._limits.exact:
             self.state(key)
-
-    def _compiled(self, key: str) -> Compiled | None:
-        exact = self._exact.get(key)
-        if exact is not None:
-            return exact
-        return next((compiled for pattern, compiled in self._templates if pattern.match(key)), None)
 
     def state(self, key: str) -> KeyState | None:
         """The state of a key that is configured, or that a template stands for; None for an unknown one."""
         state = self._states.get(key)
         if state is not None and self.knows(state):
             return state
-        compiled = self._compiled(key)
+        compiled = self._limits.find(key)
         if compiled is None or is_template(key):
             return None
         if state is not None:
@@ -115,12 +108,26 @@ class KeyTable:
         for key in dict.fromkeys(keys):
             state = self.state(key)
             if state is None:
+                self._note_unknown(keys)
                 return key
             states.append(state)
         if len(self._pools) >= MAX_POOLS:
             self._pools.clear()
         pool = self._pools[keys] = Pool(tuple(states))
         return pool
+
+    def _note_unknown(self, keys: tuple[str, ...]) -> None:
+        now = self._clock.time()
+        for key in keys:
+            if self._limits.find(key) is None and (key in self._unknown or len(self._unknown) < MAX_UNKNOWN):
+                self._unknown[key] = now
+
+    def unknown(self, now: float) -> tuple[str, ...]:
+        """Keys that were asked for in the last minute and are not configured now."""
+        self._unknown = {
+            key: at for key, at in self._unknown.items() if now - at < UNKNOWN_S and self._limits.find(key) is None
+        }
+        return tuple(sorted(self._unknown))
 
     def known(self, keys: Iterable[str]) -> tuple[KeyState, ...]:
         """The states of those keys that are known, each once."""
@@ -133,24 +140,25 @@ class KeyTable:
 
     def knows(self, state: KeyState) -> bool:
         """False for a state that is only kept in case its key comes back."""
-        return state.key in self._exact if not state.template else self._compiled(state.key) is not None
+        return state.key in self._limits.exact if not state.template else self._limits.find(state.key) is not None
 
     def templates(self) -> Iterator[Compiled]:
         """The configured templates, in their order."""
-        return (compiled for _, compiled in self._templates)
+        return (compiled for _, compiled in self._limits.templates)
 
     # --- a predecessor of whom not all is known ----------------------------------------------------
 
-    def doubt(self, gap_s: float, *, learning: bool = False) -> None:
-        """Assume that a predecessor granted all it could in the `gap_s` up to now, at keys that nobody knows yet as well.
+    def doubt(self, gap_s: float, *, places_gap_s: float | None = None) -> None:
+        """Assume of keys made from templates later on that a predecessor granted all it could in the last `gap_s`.
 
-        While `learning`, its places too.
+        Places of all keys, known ones too, are assumed to be in use until `learning` is unset: those that may have been
+        granted in that time, or in `places_gap_s` where that is given.
         """
         self._doubt = (self._clock.time(), gap_s)
-        self.learning = learning
-        if learning:
-            for state in self._states.values():
-                state.assume_places(gap_s)
+        self._places_gap_s = gap_s if places_gap_s is None else places_gap_s
+        self.learning = True
+        for state in self._states.values():
+            state.assume_places(self._places_gap_s)
 
     def _be_in_doubt(self, state: KeyState) -> None:
         assert self._doubt is not None
@@ -160,7 +168,7 @@ class KeyTable:
             if ago_s < meter.log.span_s:
                 meter.assume(gap_s + ago_s, ago_s)
         if self.learning:
-            state.assume_places(gap_s)
+            state.assume_places(self._places_gap_s)
 
     # --- idle keys -----------------------------------------------------------------------------------
 

@@ -7,7 +7,10 @@ from millstream.policy.limit_state import Rules
 
 
 class Learning:
-    """Lasts until every worker that the snapshot names has renewed, or for `relearn_s`, and at least a moment."""
+    """Lasts until every worker that the snapshot names has renewed: at least `relearn_least_s`, at most `relearn_s`.
+
+    Where nobody knows which workers there are, it lasts for `relearn_s`.
+    """
 
     __slots__ = ("_heard", "_least_until", "_rules", "_until", "_workers", "active")
 
@@ -18,12 +21,12 @@ class Learning:
         self._least_until = self._until = -inf
         self.active = False
 
-    def begin(self, workers: Iterable[str], now: float) -> None:
-        """A predecessor may have granted places that nobody knows of; these workers may have them."""
-        self._workers = set(workers)
+    def begin(self, workers: Iterable[str] | None, now: float) -> None:
+        """A predecessor may have granted places that nobody knows of; these workers may have them, or any (None)."""
+        self._workers = set(workers or ())
         self._heard.clear()
-        self._least_until = now + self._rules.relearn_least_s
         self._until = now + self._rules.relearn_s
+        self._least_until = self._until if workers is None else now + self._rules.relearn_least_s
         self.active = True
 
     def heard(self, worker: str) -> bool:
@@ -40,13 +43,13 @@ class Learning:
         return frozenset(self._workers)
 
     def ends_at(self) -> float:
-        """When it is over as things stand; infinite where it is over."""
+        """When it ends if no other worker is heard of; infinite once it has ended."""
         if not self.active:
             return inf
         return self._until if self._workers else self._least_until
 
     def end(self) -> None:
-        """Nothing more is to be learned."""
+        """Wait for no worker any more."""
         self.active = False
         self._workers.clear()
         self._heard.clear()

@@ -77,7 +77,7 @@ class Leases:
         return self._permits.get(name)
 
     def add(self, permit: Permit) -> None:
-        """A permit was granted."""
+        """Keep a permit and watch its lease."""
         self._permits[permit.id] = permit
         heappush(self._heap, (permit.lease_until, permit.id))
         if len(self._heap) > 2 * len(self._permits) + 1024:
@@ -85,7 +85,7 @@ class Leases:
             heapify(self._heap)
 
     def remove(self, permit: Permit) -> None:
-        """A permit has ended."""
+        """Forget a permit that has ended."""
         del self._permits[permit.id]
 
     def next_end(self) -> float:
@@ -114,7 +114,7 @@ class Leases:
 
 
 class Memory(Generic[T]):
-    """Remembers for at least `span_s`, unless flooded, and forgets by the generation, which costs nothing per entry."""
+    """Remembers entries for at least `span_s`, unless flooded; forgets a whole generation at once, which is cheap."""
 
     def __init__(self, span_s: float, now: float) -> None:
         self._each_s = span_s / (GENERATIONS - 1)

@@ -4,11 +4,12 @@ from typing import TypeVar
 
 import msgspec
 
+from millstream.policy import causes
 from millstream.policy.adapt import Factor, Steps
 from millstream.policy.bounds import RATES, Bound, RateName
 from millstream.policy.breaker import Breaker
 from millstream.policy.budgets import Budget, Ledger
-from millstream.policy.limits import Adaptive, BreakerRules, Compiled, Limit, Rate
+from millstream.policy.limits import Adaptive, BreakerRules, Compiled, Rate
 from millstream.policy.pacing import Clock, Meter
 from millstream.policy.rations import RetryRation
 from millstream.policy.window_log import Charge
@@ -18,7 +19,7 @@ T = TypeVar("T")
 
 FOREVER_S = float("inf")
 LONG_PAUSE_S = 1.0
-"""What one waits for even where all places are taken; far longer than any start is booked ahead."""
+"""A pause of this length is given as the reason even where all places are taken; no start is booked so far ahead."""
 _GOLDEN = 0.6180339887
 """Its multiples spread evenly over the unit interval."""
 
@@ -29,34 +30,40 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     The window bound rests on `use_by_s` and `network_s`: a call starts at most their sum after its place.
     """
 
-    tolerance_s: float = 0.010
+    tolerance_s: float = 0.005
+    """How far a start may run ahead of the even pace."""
     use_by_s: float = 0.300
+    """How long after its start a permit may still be used."""
     network_s: float = 0.100
+    """How long a call may be on its way to the provider."""
     book_s: float = 0.200
     """How far ahead a start may be booked; a booked start cannot be revoked."""
     lease_s: float = 30.0
     remember_s: float = 60.0
     """How long an acquire's id gets the same answer, and a settled permit is known as settled."""
-    slot_retry_s: float = 1.0
+    place_retry_s: float = 1.0
     """What a `Wait` says when places free up at no known time."""
     forced_retry_s: float = 30.0
     """What it says while an operator keeps a key closed."""
     relearn_s: float = 15.0
     """How long a governor that follows a killed one holds back places, unless all workers renew before."""
     relearn_least_s: float = 1.0
+    """How long it does so in any case."""
     worker_s: float = 60.0
-    """How long a worker that was not heard of is waited for in learning."""
+    """How long a worker stays in snapshots after it was last heard of: a successor waits for those to renew."""
     unseen_s: float = 3.0
-    """How old the last snapshot of a killed governor is taken to be at the least."""
+    """How old the last snapshot of a killed governor is assumed to be at the least."""
     line_s: float = 60.0
-    """How far ahead those who are turned away are told to come back, one after the other."""
+    """How far ahead those who are turned away are given times to ask again, one after the other."""
     throttle_base_s: float = 1.0
+    """The pause after a refusal without a hint; it doubles with each in a row, up to `throttle_cap_s`."""
     throttle_cap_s: float = 60.0
     exhausted_s: float = 3600.0
     """How long a key whose quota is used up stays closed where the provider does not say."""
     recent_s: float = 5.0
     """Over how long use is looked at before a limit may grow back."""
     sweep_s: float = 1.0
+    """How often idle keys are looked for."""
     max_waiting_per_key: int = 1024
     max_waiting: int = 8192
 
@@ -77,7 +84,7 @@ class KeyState:
     """The state of one key. Times are those of the shared clock."""
 
     __slots__ = (
-        "assumed", "barred", "bounds", "breaker", "budget", "clients_refused", "clock", "compiled", "exhausted_until",
+        "assumed", "barred", "bounds", "breaker", "budget", "causes", "clock", "compiled", "exhausted_until",
         "gate_said", "granted_total", "in_use", "key", "left", "line_until", "meters", "paused_until", "places",
         "places_factor", "ration", "recent", "rules", "shadow", "template", "throttled_total", "throttles_in_a_row",
         "turned_away", "waiting", "would_have_waited",
@@ -99,20 +106,17 @@ class KeyState:
         self.waiting = 0
         self.left = 0  # how many have stopped waiting, ever
         self.paused_until = self.exhausted_until = 0.0
+        self.causes = causes.Causes()
         self.barred = False  # a pause or a breaker may stand in the way
-        self.gate_said = ""
+        self.gate_said = ""  # why its gate is closed, as last reported; empty while it is open
         self.throttles_in_a_row = 0
-        self.granted_total = self.throttled_total = self.would_have_waited = self.clients_refused = 0
+        self.granted_total = self.throttled_total = self.would_have_waited = 0
         self.line_until = 0.0  # the last time at which somebody who was turned away was told to come back
         self.turned_away = 0
-        self.recent: tuple[float, tuple[float, ...]] = (-FOREVER_S, ())
+        self.recent: tuple[float, tuple[float, ...]] = (-FOREVER_S, ())  # when use was measured last, and how much
         self.shadow = False
         self.template = ""
         self.set_limit(compiled, ledger)
-
-    @property
-    def limit(self) -> Limit:
-        return self.compiled.limit
 
     def set_limit(self, compiled: Compiled, ledger: Ledger) -> None:
         """Change what the key allows; debt, window, pause, places in use and money spent stay."""
@@ -170,7 +174,7 @@ class KeyState:
         self.apply_places()
 
     def apply_places(self) -> None:
-        """Let the places follow what is in effect."""
+        """Set the number of places to what is in effect of the configured concurrency."""
         concurrency, factor = self.compiled.concurrency, self.places_factor
         if concurrency is None or factor is None:
             self.places = concurrency
@@ -186,8 +190,8 @@ class KeyState:
             self.budget.set_limit(compiled.cost, compiled.limit.soft)
         breaker = _rules_of(compiled.limit.breaker, BreakerRules)
         if breaker is None:
-            forced = self.breaker is not None and self.breaker.state(self.clock.time()) == "forced_open"
-            self.breaker = self.breaker if forced else None  # an operator's word outlives a change of the configuration
+            if not self.forced_open:  # an operator's word outlives a change of the configuration
+                self.breaker = None
         elif self.breaker is None:
             self.breaker = Breaker(breaker)
         else:
@@ -200,7 +204,7 @@ class KeyState:
     # --- what stands in the way ------------------------------------------------------------------
 
     def closed(self, now: float) -> tuple[float, WaitReason] | None:
-        """For how long and why nothing may start at all; infinite where its end is not known."""
+        """For how many seconds (infinite: nobody knows) and why nothing may start at all; None where something may."""
         if not self.barred:
             return None
         seconds: float = 0.0
@@ -209,18 +213,38 @@ class KeyState:
             seconds = self.paused_until - now
         if self.exhausted_until - now > seconds:
             seconds, reason = self.exhausted_until - now, "exhausted"
-        state = "closed" if self.breaker is None else self.breaker.state(now)
-        if state in ("open", "forced_open", "half_open") and self.breaker is not None:
-            broken_s = self.rules.forced_retry_s if state == "forced_open" else self.breaker.wait_s(now)
+        if self.forced_open:
+            return max(seconds, self.rules.forced_retry_s), "broken"
+        if self.breaker is not None and self.breaker.state(now) in ("open", "half_open"):
+            broken_s = self.breaker.wait_s(now)
             if broken_s > seconds:
                 return broken_s, "broken"
         elif seconds <= 0:
             self.barred = False
         return (seconds, reason) if seconds > 0 else None
 
+    @property
+    def forced_open(self) -> bool:
+        """True while an operator keeps the key closed, which holds in shadow mode as well."""
+        return self.breaker is not None and self.breaker.forced_open
+
+    @property
+    def lets_all_through(self) -> bool:
+        """True in shadow mode, where all is counted and nothing is held up."""
+        return self.shadow and not self.forced_open
+
+    def cause(self, reason: str, now: float) -> str:
+        """What has led to a closure for this reason, in words."""
+        if reason == "broken":
+            is_open = self.breaker is not None and self.breaker.state(now) == "open"
+            return self.causes.forced if self.forced_open else causes.broken(is_open)
+        return self.causes.pause if reason == "paused" else self.causes.quota
+
     def obstacle(self, need: Need, now: float) -> tuple[float, WaitReason]:
-        """For how many seconds and why `need` cannot be taken, the longest first; 0 where nothing stands in the way."""
-        return (0.0, self.usual_reason) if self.shadow else self._obstacle(need, now)
+        """Seconds until `need` can be taken (infinite: once a place is free), and what takes longest until then."""
+        if not self.shadow:
+            return self._obstacle(need, now)
+        return (self.rules.forced_retry_s, "broken") if self.forced_open else (0.0, self.usual_reason)
 
     def _obstacle(self, need: Need, now: float) -> tuple[float, WaitReason]:
         longest_s = 0.0
@@ -237,14 +261,14 @@ class KeyState:
 
     @property
     def usual_reason(self) -> WaitReason:
-        """Why one waits here behind others."""
+        """The reason that is told where only older acquires stand in the way."""
         return RATES[self.meters[0].index] if self.meters else "concurrency"
 
     def leaves(self, need: Need, ahead_s: float, older: Need, within_s: float) -> bool:
-        """True when taking `need` in `ahead_s` does not put off `older`, which waits for another key, over `within_s`."""
+        """True when `need`, taken in `ahead_s`, leaves room for `older`, which waits for another key, in `within_s`."""
         if self.shadow:
             return True
-        if self.places is not None and self.in_use + self.assumed + 2 > self.places:
+        if self.places is not None and self.in_use + self.assumed + 2 > self.places:  # a place for each of the two
             return False
         return all(
             meter.leaves(need.amounts[meter.index], ahead_s, older.amounts[meter.index], within_s)
@@ -256,10 +280,10 @@ class KeyState:
         return max((need.amounts[meter.index] / meter.pace.rate for meter in self.meters), default=0.0)
 
     def place_in_line(self, now: float, earliest: float, interval_s: float) -> float:
-        """When one more who is turned away should come back: an interval after the one before.
+        """When the next one that is turned away should ask again: an interval after the one before.
 
-        A line longer than `line_s` is not promised, since a limit may be raised or a pause end: who comes late in it
-        is told to look again within its second half.
+        No place is promised further ahead than `line_s`, since a limit may be raised or a pause may end: whoever is
+        beyond that is told to ask again within its second half.
         """
         self.turned_away += 1
         longest_s = self.rules.line_s
@@ -267,8 +291,7 @@ class KeyState:
         if back_at <= max(earliest, now + longest_s):
             self.line_until = back_at
             return back_at
-        spread = (self.turned_away * _GOLDEN) % 1.0
-        return max(earliest, now + longest_s * (0.5 + spread / 2))
+        return max(earliest, now + longest_s * (0.5 + spread(self.turned_away) / 2))
 
     def assume_places(self, gap_s: float) -> None:
         """Hold back the places that a predecessor may have granted in the last `gap_s` seconds."""
@@ -279,7 +302,10 @@ class KeyState:
     # --- grants ----------------------------------------------------------------------------------
 
     def take(self, need: Need, ahead_s: float, since: float, charges: list[Charge]) -> None:
-        """Charge `need` to a permit that begins in `ahead_s` and was waited for since then, and give it a place."""
+        """Take a place and charge `need` for a permit that begins in `ahead_s`; adds one charge per meter to `charges`.
+
+        `since` is when its acquire began to wait.
+        """
         if self.shadow:
             now = self.clock.time()
             if self._obstacle(need, now)[0] > self.rules.book_s:
@@ -292,7 +318,7 @@ class KeyState:
         charges += [meter.take(need.amounts[meter.index], ahead_s, since) for meter in self.meters]
 
     def forgettable(self, now: float, wall: float) -> bool:
-        """True where a successor need not know: idle, and without the size of calls that it must reckon with."""
+        """True where a snapshot may leave the key out: it is idle, and no call was larger than 1."""
         sized = not self.template and any(meter.largest > 1 for meter in self.meters)
         return not sized and self.idle(now, wall)
 
@@ -308,8 +334,13 @@ class KeyState:
         return not learned and all(meter.idle() for meter in self.meters)
 
 
+def spread(count: int) -> float:
+    """A number in [0, 1) for the `count`th of a series, evenly spread over the interval for every length of it."""
+    return (count * _GOLDEN) % 1.0
+
+
 def _rules_of(value: T | bool, make: type[T]) -> T | None:
-    """What a setting that may also be a plain yes or no stands for."""
+    """The rules that a setting stands for: True is the defaults, False none."""
     if isinstance(value, bool):
         return make() if value else None
     return value

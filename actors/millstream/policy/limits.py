@@ -3,19 +3,21 @@
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Generic, Literal, TypeVar
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 from msgspec import Meta
 
 from millstream.policy.durations import seconds
+from millstream_schemas.permits import LimitKey
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 Positive = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 Part = Annotated[float, Meta(gt=0, le=1)]
+Seconds = Annotated[float, Meta(ge=0.01, le=86_400)]
 
 _RATE = re.compile(r"\s*([\d_]+)\s*/\s*(.+?)\s*\Z")
 _COST = re.compile(r"\s*([\d_]+(?:\.\d+)?)\s*USD\s*(?:/\s*(day|month)\s*(?:@\s*(\S+))?)?\s*\Z")
@@ -52,12 +54,12 @@ class Adaptive(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     min: Part = 0.05
     decrease: Part = 0.8
     increase: Part = 0.02
-    increase_every_s: Annotated[float, Meta(gt=0)] = 10.0
+    increase_every_s: Seconds = 10.0
     used_at_least: Annotated[float, Meta(ge=0, le=1)] = 0.7
     """Grow only while so much of what is allowed is used."""
     ramp: Part | None = None
     """At most so much growth per `ramp_every_s`, after a `ramp` refusal; None: half."""
-    ramp_every_s: Annotated[float, Meta(gt=0)] = 900.0
+    ramp_every_s: Seconds = 900.0
 
 
 class BreakerRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -65,10 +67,10 @@ class BreakerRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     ratio: Part = 0.5
     min_calls: Annotated[int, Meta(ge=1)] = 20
-    window_s: Annotated[float, Meta(gt=0)] = 30.0
+    window_s: Seconds = 30.0
     consecutive: Annotated[int, Meta(ge=1)] = 5
-    open_s: Annotated[float, Meta(gt=0)] = 5.0
-    open_max_s: Annotated[float, Meta(gt=0)] = 120.0
+    open_s: Seconds = 5.0
+    open_max_s: Seconds = 120.0
     recover_at: Part = 0.25
     """The factor of the rate to begin with once it is closed again."""
 
@@ -109,8 +111,8 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """US dollars per million tokens of one model."""
 
-    tokens_in: Annotated[float, Meta(ge=0)] = 0.0
-    tokens_out: Annotated[float, Meta(ge=0)] = 0.0
+    tokens_in: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
+    tokens_out: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
     version: str = ""
 
 
@@ -231,12 +233,49 @@ def fill(template: str, fields: Mapping[str, str | None]) -> str:
     return _FIELD.sub(lambda found: (fields.get(found[1]) or ABSENT)[:64], template)[:128]
 
 
-def matcher(template: str) -> "re.Pattern[str]":
-    """What keys of a template look like."""
-    parts = _FIELD.split(template)
-    return re.compile(
-        "".join(re.escape(part) if at % 2 == 0 else ".+" for at, part in enumerate(parts)) + r"\Z", re.DOTALL
-    )
+def matcher(template: str) -> Callable[[str], bool]:
+    """Tells whether a key may come from a template: its texts in their order, with something in the place of each field.
+
+    Takes time in proportion to the key, whatever producers put into it.
+    """
+    first, *between, last = _FIELD.split(template)[::2] if is_template(template) else (template, template)
+    fields = len(between) + 1
+
+    def fits(key: str) -> bool:
+        end = len(key) - len(last)
+        if end < len(first) + fields or not key.startswith(first) or not key.endswith(last):
+            return False
+        at = len(first)
+        for text in between:
+            found = key.find(text, at + 1, end)
+            if found < 0:
+                return False
+            at = found + len(text)
+        return end > at
+
+    return fits
+
+
+class ByKey(Generic[T]):
+    """What is configured for a key: by its exact name, else by the first template that it fits, in the table's order."""
+
+    __slots__ = ("exact", "templates")
+
+    def __init__(self, entries: Iterable[tuple[str, T]] = ()) -> None:
+        self.exact: dict[str, T] = {}
+        self.templates: list[tuple[Callable[[str], bool], T]] = []
+        for key, value in entries:
+            if is_template(key):
+                self.templates.append((matcher(key), value))
+            else:
+                self.exact[key] = value
+
+    def find(self, key: str) -> T | None:
+        """The value for a key; None where it is not configured."""
+        exact = self.exact.get(key)
+        if exact is not None:
+            return exact
+        return next((value for fits, value in self.templates if fits(key)), None)
 
 
 def named(limits: Mapping[str, Limit]) -> tuple[Limit, ...]:
@@ -248,6 +287,11 @@ def faults(limits: Iterable[Limit]) -> list[str]:
     """What is wrong with limits that decode, each with its path."""
     found: list[str] = []
     for limit in limits:
+        try:
+            msgspec.convert(limit.key, LimitKey)  # as permits and snapshots carry it
+        except msgspec.ValidationError as error:
+            found.append(f"{error} - at the key of `limits.{limit.key[:40]!r}`")
+            continue
         try:
             compiled(limit)
         except ValueError as error:

@@ -20,7 +20,7 @@ MARGIN = 1 + 1e-6
 """Keeps sums of floats from letting the N+1st start slip into a window."""
 
 KEPT = 0.98
-"""What is left of an estimate's error after each later one."""
+"""Weight that earlier calls keep in the estimate's error with each call that follows."""
 
 
 class Clock(Protocol):
@@ -52,7 +52,7 @@ def paced_rate(limit: float, window_s: float, tolerance_s: float, jitter_s: floa
 
 
 class PacedLimiter(AsyncLimiter):
-    """aiolimiter's leaky bucket, asked for times instead of waited on, which may go into debt.
+    """aiolimiter's leaky bucket, which may go into debt and says how long to wait instead of being awaited.
 
     An admission takes its whole amount at once and the next one waits until that is paid off, so that amounts above
     the bucket's size are served as well. Rests on private names of aiolimiter 1.3 (a test watches them).
@@ -100,7 +100,7 @@ class PacedLimiter(AsyncLimiter):
         self._level += amount
 
     def credit(self, amount: float) -> float:
-        """Give back what was taken and not used; what the debt is smaller by is returned, and is no credit here."""
+        """Lower the debt by `amount` that was taken and not used; returns the part beyond the debt, which is not kept."""
         self._leak()
         rest = max(0.0, amount - self._level)
         self._level = max(0.0, self._level - amount)
@@ -126,12 +126,15 @@ class PacedLimiter(AsyncLimiter):
 
 
 class Meter:
-    """One dimension of a limit: evenly paced, and never more than `per_window` in any window.
+    """One dimension of a limit: starts are evenly paced, and no window ever holds more than `per_window`.
 
-    A large amount may make its successor wait for the window as well as for the pace. `index` says which of a need's
-    amounts it counts. Time that somebody waited for something else than the pace, and what a settle gives back beyond
-    the present debt, was waited for in vain: the next admission is charged that much less, at most the largest one, and
-    only as long as it could have been used. Nobody waits in an idle time; and the window holds in any case.
+    `index` says which of a need's amounts it counts. After a large amount the next start may have to wait for the
+    window as well as for the pace.
+
+    Pace that was lost through no fault of the callers is made up for: when a start came later than pace and window
+    allowed, because its acquire waited for another limit, and when a settle gives back more than the present debt. The
+    next admissions are then charged that much less: at most the largest admission, and only for as long as it could
+    have been used. Idle time earns nothing, and the bound of the window holds in any case.
     """
 
     __slots__ = (
@@ -160,7 +163,7 @@ class Meter:
         self.largest = 0
         self._owed = 0.0
         self._owed_at = 0.0
-        self._ready_at = 0.0  # when the pace lets the next one go
+        self._ready_at = 0.0  # when pace and window let the next one go
         self._reserved = 0.0
         self._settled = 0.0
 
@@ -168,7 +171,7 @@ class Meter:
         return paced_rate(per_window, self.window_s, self._tolerance_s, self._jitter_s)
 
     def delay(self, amount: int) -> float:
-        """Seconds until `amount` may be admitted; what is more than the window holds goes alone."""
+        """Seconds until `amount` may be admitted; one that is larger than the limit is admitted into an empty window."""
         paced_s = self.pace.delay()
         limit = self.per_window
         if self.log.total + amount <= limit:  # a total with what has left the window is never too small
@@ -176,13 +179,13 @@ class Meter:
         return max(paced_s, self.log.delay(amount, max(limit, amount), self._clock.time()))
 
     def leaves(self, amount: int, ahead_s: float, then: int, within_s: float) -> bool:
-        """True when taking `amount` in `ahead_s` does not keep `then` from being taken in `within_s`."""
+        """True when `then` can still be admitted in `within_s` after `amount` was admitted in `ahead_s`."""
         self.log.expire(self._clock.time())
         room = self.log.total + amount + then <= self.per_window
         return room and self.pace.delay_after(amount, ahead_s) <= within_s
 
     def take(self, amount: int, ahead_s: float, since: float = inf) -> Charge:
-        """Admit `amount`, which begins in `ahead_s` and was waited for since then."""
+        """Admit `amount`, which begins in `ahead_s`; `since` is when its acquire began to wait (infinite: never)."""
         now = self._clock.time()
         self.log.expire(now)
         late_s = now + ahead_s - max(self._ready_at, since)
@@ -191,12 +194,13 @@ class Meter:
         paced = max(0.0, amount - self._owed)
         self._owed -= amount - paced
         self.pace.take(paced, ahead_s)
-        self._ready_at = now + self.pace.delay()
         self.largest = max(self.largest, amount)
-        return self.log.add(now + ahead_s, amount)
+        charge = self.log.add(now + ahead_s, amount)
+        self._ready_at = now + self.delay(self.largest)  # a wait for the own window is no time lost: it owes nothing
+        return charge
 
     def _owe(self, amount: float) -> None:
-        """Let the next admissions be charged `amount` less; what is owed runs out as fast as it could be used."""
+        """Charge the next admissions `amount` less; what is owed runs out at the rate at which it could be used."""
         now = self._clock.time()
         left = max(0.0, self._owed - (now - self._owed_at) * self.pace.rate)
         self._owed, self._owed_at = min(left + max(0.0, amount), float(self.largest)), now
@@ -204,7 +208,9 @@ class Meter:
     def correct(self, charge: Charge, actual: int) -> None:
         """Replace what was charged by what was used."""
         if actual > charge.amount:
-            self.pace.debit(actual - charge.amount)
+            # More than a window of debt keeps nothing that the log does not keep, and would close the limit for days.
+            most = max(0.0, (self.window_s - self.pace.snapshot()) * self.pace.rate)
+            self.pace.debit(min(actual - charge.amount, most))
         elif actual < charge.amount:
             rest = self.pace.credit(charge.amount - actual)
             if rest > 0:
@@ -220,7 +226,7 @@ class Meter:
 
     @property
     def estimate_error(self) -> float | None:
-        """What was used over what was reserved, minus one, the latest calls first; None where nothing was."""
+        """What was used over what was reserved, minus one; recent calls count more. None before the first settle."""
         return self._settled / self._reserved - 1 if self._reserved > 0 else None
 
     def set_limit(self, per_window: float) -> None:
@@ -233,12 +239,12 @@ class Meter:
         return self.log.within(now, self.window_s)
 
     def used_fraction(self, now: float, over_s: float) -> float:
-        """The part of what the pace allows that was taken in the last `over_s` seconds, or in a few starts' time."""
+        """The part of what the pace allows that was used in the last `over_s` seconds, or in a few starts' time."""
         over_s = min(self.window_s, max(over_s, 3 * max(1, self.largest) / self.pace.rate))
         return self.log.within(now, over_s) / (self.pace.rate * over_s)
 
     def level(self, started_at: float, now: float) -> float | None:
-        """What the window held when a call began that is answered now; None where too little of it is known."""
+        """What the window held at `started_at`, when a call began; None where less than half of it is still known."""
         amount, seconds = self.log.until(started_at, self.window_s, now)
         return amount * self.window_s / seconds if seconds >= self.window_s / 2 else None
 
@@ -248,7 +254,7 @@ class Meter:
         return self.log.total == 0 and self.pace.snapshot() == 0.0
 
     def forget_debt_over(self, seconds: float) -> None:
-        """Let the debt be at most `seconds`: where nobody was held up it may grow without bound."""
+        """Cut the debt to `seconds`: in shadow mode nobody waits for it, so it would grow without bound."""
         self.pace.credit(max(0.0, self.pace.snapshot() - seconds) * self.pace.rate)
 
     def assume(self, since_s: float, until_s: float = 0.0) -> None:

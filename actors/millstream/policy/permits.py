@@ -1,4 +1,4 @@
-"""The rate-governor's core: requests and the time in, answers and the next time to look out. No clock, no loop, no I/O."""
+"""The rate-governor's core: takes requests and the time, returns replies, effects and when to be called next."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
@@ -13,7 +13,7 @@ from millstream.policy.key_table import Pool
 from millstream.policy.leases import Memory, granted
 from millstream.policy.limit_state import Need, Rules
 from millstream.policy.limits import Compiled, Price
-from millstream.policy.listing import gate, listed, shown
+from millstream.policy.listing import gate, listed, price_list, shown
 from millstream.policy.pacing import NOTHING_S
 from millstream.policy.snapshots import Snapshot
 from millstream.policy.verdict import Verdict
@@ -64,7 +64,7 @@ class Governor:
     ) -> None:
         self.rules = rules if rules is not None else Rules()
         self.epoch = epoch
-        self._held = Holdings(self.rules, epoch, now, wall_offset_s)
+        self._holdings = Holdings(self.rules, epoch, now, wall_offset_s)
         self._waiters = Waiters(self.rules, epoch)
         self._granted: Memory[tuple[str, ...]] = Memory(self.rules.remember_s, now)  # names of permits by acquire id
         self._cancelled: Memory[None] = Memory(self.rules.remember_s, now)
@@ -75,7 +75,7 @@ class Governor:
     # --- in and out ----------------------------------------------------------------------------
 
     def handle(self, request: PermitRequest, now: float) -> Verdict:
-        """Take one request in; its reply, and the answers to held ones that it sets free."""
+        """Process one request: the verdict holds its reply, and the answers to waiting acquires that it let through."""
         self._advance(now)
         reply = self._reply_to(request, now)
         if isinstance(reply, Wait) and isinstance(request, Acquire):
@@ -87,7 +87,7 @@ class Governor:
         return verdict
 
     def due(self, now: float) -> Verdict:
-        """Let time pass: leases run out, waiters are granted or told to come back."""
+        """Let time pass: leases run out, waiting acquires are granted or told when to ask again."""
         self._advance(now)
         return self._verdict(None, now)
 
@@ -96,9 +96,9 @@ class Governor:
             case Acquire():
                 return self._acquire(request, now)
             case Settle():
-                return self._settled(int(self._held.settle(request)))
+                return self._settled(int(self._holdings.settle(request)))
             case Return():
-                return self._settled(sum(self._held.give_back(permit) for permit in request.permits))
+                return self._settled(sum(self._holdings.give_back(permit) for permit in request.permits))
             case Renew():
                 return self._renew(request, now)
             case Report():
@@ -106,10 +106,9 @@ class Governor:
             case Cancel():
                 return self._cancel(request.id)
             case Limits():
-                items = listed(self._held.table, request.key, now, self._held.wall)
-                return LimitsListing(items=items, epoch=self.epoch)
+                return self._listing(request.key, now)
             case Gates():
-                gates = tuple(gate(self._held.table, pool, now, self._held.wall) for pool in request.pools)
+                gates = tuple(gate(self._holdings.table, pool, now, self._holdings.wall) for pool in request.pools)
                 return GatesListing(items=gates, epoch=self.epoch)
             case Operate():
                 return self._operate(request, now)
@@ -117,17 +116,17 @@ class Governor:
                 assert_never(request)
 
     def _verdict(self, reply: PermitReply | None, now: float) -> Verdict:
-        held, waiters = self._held, self._waiters
+        holdings, waiters = self._holdings, self._waiters
         if waiters and self._pass_is_due(now):
             self._answers += waiters.serve(now, self._grant_waiter)
-        held.stirred = False
-        if held.freed:
-            held.freed.clear()
-        wake_at = held.leases.next_end()
+        holdings.stirred = False
+        if holdings.freed:
+            holdings.freed.clear()
+        wake_at = holdings.leases.next_end()
         if waiters:
             wake_at = min(wake_at, waiters.wake_at)
-        if held.learning.active:
-            wake_at = min(wake_at, held.learning.ends_at())
+        if holdings.learning.active:
+            wake_at = min(wake_at, holdings.learning.ends_at())
         answers: tuple[Answer, ...] = ()
         effects: tuple[Effect, ...] = ()
         if self._answers:
@@ -135,17 +134,17 @@ class Governor:
             for answer in answers:
                 if isinstance(answer.reply, Wait):
                     self._granted.put(answer.acquire, ())  # who was told to ask again does so by another id
-        if held.effects:
-            effects, held.effects = tuple(held.effects), []
+        if holdings.effects:
+            effects, holdings.effects = tuple(holdings.effects), []
         return Verdict(reply, answers, wake_at if wake_at < inf else None, effects)
 
     def _advance(self, now: float) -> None:
-        self._held.advance(now)
+        self._holdings.advance(now)
         if now >= self._chores_at:
             self._chores_at = now + CHORES_EVERY_S
             self._granted.age(now)
             self._cancelled.age(now)
-            self._held.do_chores(now)
+            self._holdings.do_chores(now)
 
     def _denied(self, reason: DenialReason, key: str = "", until_s: float | None = None) -> Denied:
         return Denied(reason=reason, key=key, epoch=self.epoch, until_s=until_s)
@@ -163,8 +162,8 @@ class Governor:
         known = self._answered(request.id, now)
         if known is not None:
             return known
-        self._held.seen(request.worker)
-        pool = self._held.table.pool(request.keys)
+        self._holdings.seen(request.worker)
+        pool = self._holdings.table.pool(request.keys)
         if isinstance(pool, str):
             return self._denied("unknown_limit", pool)
         need = self._need(request)
@@ -183,10 +182,10 @@ class Governor:
         return self._join(Waiter(request, pool, need, n, now), now)
 
     def _answered(self, acquire: str, now: float) -> PermitReply | None:
-        """What a request that came before was answered, as far as it still holds."""
+        """The reply to an acquire id that came before: its open permits, or why there are none; None for a new id."""
         names = self._granted.get(acquire)
         if names is not None:
-            permits = [permit for name in names if (permit := self._held.leases.get(name)) is not None]
+            permits = [permit for name in names if (permit := self._holdings.leases.get(name)) is not None]
             return granted(permits, self.rules, self.epoch, now) if permits else self._denied("spent")
         return self._denied("cancelled") if acquire in self._cancelled else None
 
@@ -196,18 +195,20 @@ class Governor:
         if request.cost_usd:
             return Need(amounts, micro(request.cost_usd))
         if request.model:
-            return Need(amounts, priced(self._held.prices.get(request.model), tokens_in, tokens_out))
+            return Need(amounts, priced(self._holdings.prices.get(request.model), tokens_in, tokens_out))
         return Need(amounts)
 
-    def _refused(self, pool: Pool, need: Need) -> Denied | None:
-        """Why this can never be granted, or not before a budget's next period."""
+    def _refused(self, pool: Pool, need: Need) -> Denied | Wait | None:
+        """Why this can never be granted, or not before a budget's next period, or until others have settled."""
         for state in pool.states:
             if not state.fits(need):
                 return self._denied("too_large", state.key)
         if pool.budgets:
-            poor = self._held.over_budget(pool, need)
+            poor = self._holdings.over_budget(pool, need)
             if poor is not None and poor.budget is not None:
-                return self._denied("budget_exhausted", poor.key, poor.budget.left_s(self._held.wall))
+                if poor.budget.may_admit_later(need.micro_usd, self._holdings.wall):
+                    return wait(poor.key, "cost", self.rules.place_retry_s, self.epoch)
+                return self._denied("budget_exhausted", poor.key, poor.budget.left_s(self._holdings.wall))
         return None
 
     def _out_of_retries(self, pool: Pool, now: float) -> PermitReply:
@@ -217,16 +218,16 @@ class Governor:
         return wait(limiting.key, "retry_budget", back_at - now, self.epoch)
 
     def _join(self, waiter: Waiter, now: float) -> PermitReply | None:
-        """Hold an acquire, or turn it away where it cannot wait."""
+        """Let an acquire wait, or turn it away where it cannot; None while it waits."""
         full = self._waiters.full(waiter.pool)
         if full is not None:
-            return self._waiters.turn_away(waiter, full, "queue_full", self.rules.slot_retry_s, now)
+            return self._waiters.turn_away(waiter, full, "queue_full", self.rules.place_retry_s, now)
         self._waiters.add(waiter)
         return None if self._pass_is_due(now) else self._waiters.look(waiter, now, self._grant_waiter)
 
     def _pass_is_due(self, now: float) -> bool:
-        held, waiters = self._held, self._waiters
-        return held.stirred or now >= waiters.wake_at or bool(held.freed and waiters.awaits(held.freed))
+        holdings, waiters = self._holdings, self._waiters
+        return holdings.stirred or now >= waiters.wake_at or bool(holdings.freed and waiters.awaits(holdings.freed))
 
     def _grant_waiter(self, waiter: Waiter, ahead_s: float, alone: bool) -> PermitReply:
         denied = self._refused(waiter.pool, waiter.need)
@@ -239,15 +240,15 @@ class Governor:
         return self._grant(waiter.request, waiter.pool, waiter.need, n, ahead_s, waiter.since)
 
     def _grant(self, request: Acquire, pool: Pool, need: Need, n: int, ahead_s: float, since: float) -> Granted:
-        """Grant as many of `n` as begin soon, the first in `ahead_s`."""
-        held = self._held
-        now, soon_s = held.clock.now, self.rules.book_s + NOTHING_S
-        permits = [held.take(request, pool, need, ahead_s, since)]
+        """Grant the first of `n` permits in `ahead_s`, and as many more as can begin within `book_s`."""
+        holdings = self._holdings
+        now, soon_s = holdings.clock.now, self.rules.book_s + NOTHING_S
+        permits = [holdings.take(request, pool, need, ahead_s, since)]
         while len(permits) < n:
             ahead_s = pool.obstacle(need, now)[0]
-            if ahead_s > soon_s or (pool.budgets and held.over_budget(pool, need) is not None):
+            if ahead_s > soon_s or (pool.budgets and holdings.over_budget(pool, need) is not None):
                 break
-            permits.append(held.take(request, pool, need, ahead_s, since))
+            permits.append(holdings.take(request, pool, need, ahead_s, since))
         for ration in pool.rations:
             if request.retry:
                 ration.take(len(permits) - n)
@@ -261,7 +262,7 @@ class Governor:
     def _report(self, request: Report, now: float) -> Settled:
         started_at = now - request.started_ms_ago / 1000
         heard = Heard(request.outcome, started_at, request.retry_after_s, request.observed)
-        self._held.hear(self._held.table.known(request.keys), heard)
+        self._holdings.hear(self._holdings.table.known(request.keys), heard)
         return self._settled(0)
 
     def _cancel(self, acquire: str) -> Settled:
@@ -269,74 +270,78 @@ class Governor:
         waiter = self._waiters.remove(acquire)
         if waiter is not None:
             waiter.give_back_ration()
-            self._held.stirred = True
+            self._holdings.stirred = True
             self._answers.append(Answer(acquire, self._denied("cancelled")))
-        return self._settled(sum(self._held.give_back(name) for name in self._granted.get(acquire) or ()))
+        return self._settled(sum(self._holdings.give_back(name) for name in self._granted.get(acquire) or ()))
 
     def _renew(self, request: Renew, now: float) -> Renewed:
-        held = self._held
+        holdings = self._holdings
         lost: list[str] = []
         if 0 < request.epoch < self.epoch:
             return Renewed(lost=(), epoch=self.epoch)
-        held.heard_from(request)
+        holdings.heard_from(request)
         for one in request.permits:
-            permit = held.leases.get(one.permit)
+            permit = holdings.leases.get(one.permit)
             if permit is not None:
                 permit.lease_until = max(permit.lease_until, now + self.rules.lease_s)
-            elif held.has_ended(one.permit):
+            elif holdings.has_ended(one.permit):
                 lost.append(one.permit)
             else:
-                held.adopt(one, request.worker, self.rules.lease_s, learned=True)
+                holdings.adopt(one, request.worker, self.rules.lease_s, learned=True)
         return Renewed(lost=tuple(lost), epoch=self.epoch)
 
+    def _listing(self, key: str | None, now: float) -> LimitsListing:
+        holdings = self._holdings
+        items = listed(holdings.table, key, now, holdings.wall)
+        if key is not None:
+            return LimitsListing(items=items, epoch=self.epoch)
+        unknown = holdings.table.unknown(now)
+        return LimitsListing(items=items, epoch=self.epoch, prices=price_list(holdings.prices), unknown=unknown)
+
     def _operate(self, request: Operate, now: float) -> PermitReply:
-        state = self._held.table.state(request.key)
+        state = self._holdings.table.state(request.key)
         if state is None:
             return self._denied("unknown_limit", request.key)
-        operate(state, request.operation, now)
-        self._held.look_at((state,))
-        return LimitsListing(items=(shown(state, now, self._held.wall),), epoch=self.epoch)
+        operate(state, request.operation, now, request.by)
+        self._holdings.look_at((state,))
+        return LimitsListing(items=(shown(state, now, self._holdings.wall),), epoch=self.epoch)
 
     def configure(self, limits: Iterable[Compiled], prices: Mapping[str, Price], now: float) -> None:
         """Set all limits and prices at once; known keys keep debt, window, pause and places, missing ones are unknown."""
-        held = self._held
-        held.clock.now = max(held.clock.now, now)
-        held.prices = prices
-        held.table.configure(limits)
-        self._waiters.regroup(held.table.pool)
-        held.stirred = True
+        holdings = self._holdings
+        holdings.clock.now = max(holdings.clock.now, now)
+        holdings.prices = prices
+        holdings.table.configure(limits)
+        self._waiters.regroup(holdings.table.pool)
+        holdings.stirred = True
 
     def set_wall(self, offset_s: float) -> None:
         """Wall time is `now` plus this."""
-        self._held.wall_offset_s = offset_s
+        self._holdings.wall_offset_s = offset_s
 
     def load_spent(self, spent: Mapping[tuple[str, str], float]) -> None:
-        """Begin the budgets from what was spent, in dollars, by key (or its hash, as subjects carry it) and period."""
-        self._held.table.ledger.load(spent)
+        """Start the budgets from sums spent earlier: US dollars by key (or its hash, as subjects carry it) and period."""
+        self._holdings.table.ledger.load(spent)
 
     def correct_spent(self, key: str, period: str, micro_usd: int) -> None:
-        """Set what was spent by a key in a period to what the durable sum says."""
-        self._held.table.ledger.correct(key, period, micro_usd)
+        """Set what a key has spent in a period to the durable sum, in micro-dollars."""
+        self._holdings.table.ledger.correct(key, period, micro_usd)
 
     # --- succession ----------------------------------------------------------------------------
 
     def snapshot(self, now: float, *, clean: bool = False) -> Snapshot:
         """What a successor must know; say `clean` only when nothing will be granted any more."""
-        return self._held.snapshot(now, clean=clean)
+        return self._holdings.snapshot(now, clean=clean)
 
     def restore(self, snapshot: Snapshot, elapsed_s: float, now: float) -> None:
         """Take up a predecessor's state, `elapsed_s` (never negative) after it was saved, before the first request."""
-        self._held.restore(snapshot, elapsed_s, now)
+        self._holdings.restore(snapshot, elapsed_s, now)
 
     def distrust(self) -> None:
-        """Assume that a predecessor, of whom nothing is known, granted a start at each key just now."""
-        self._held.distrust()
+        """Assume that a predecessor, of whom nothing is known, granted a start at each key just now, and all places."""
+        self._holdings.distrust()
 
     @property
     def learning(self) -> bool:
-        """True while places are held back for workers that have not said what they use."""
-        return self._held.learning.active
-
-    def learned(self) -> None:
-        """Every worker has said what it uses: what nobody claimed is free."""
-        self._held.learned()
+        """True while places are held back because workers have not yet said which ones they use."""
+        return self._holdings.learning.active

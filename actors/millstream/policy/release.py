@@ -2,13 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil
 
 import msgspec
 
-from millstream.policy import decide
+from millstream.policy import decide, sweep
 from millstream.policy.admit import instant
+from millstream.policy.claim import history_lost
 from millstream.policy.holding import timer
+from millstream.policy.stops import Stop, held_up_s, in_line_s
+from millstream.policy.supply import Need, need_of, parts
+from millstream.policy.waiting import throttled_out
 from millstream_schemas.events import (
     Card,
     Cause,
@@ -20,17 +23,19 @@ from millstream_schemas.events import (
     Released,
     WorkItem,
 )
-from millstream_schemas.permits import Gate
+from millstream_schemas.permits import Gate, GatePart
 
 MOST_RELEASED = 256
-"""Of one queue, released and not begun."""
+"""Most tasks of one queue that are released and not begun."""
 AHEAD_S = 0.5
-"""For so long a pool and a queue are supplied ahead."""
+"""For so long a queue is supplied ahead."""
 SILENT_S = 1.5
-"""A governor that has said nothing for so long is not there: pools with limits are closed."""
+"""Once the governor has not answered for so long, pools with limits are closed."""
 FIRST_PAUSE_S = 0.5
+"""Of what released tasks are sent back for; doubles up to `LONGEST_PAUSE_S`."""
 LONGEST_PAUSE_S = 300.0
 NEWS = 0.1
+"""A rate that has changed by no more than this part is no news."""
 
 BEGUN_KINDS = ("started", "completed", "parked", "attempt_failed", "interrupted", "failed", "expired", "cancelled")
 """Events that a released task may be followed by: it no longer waits in WORK."""
@@ -49,31 +54,19 @@ def queue_room(slots: int, starts: int, waiting: int) -> int:
     return max(0, min(MOST_RELEASED, 2 * slots + starts) - waiting)
 
 
-def pool_room(gate: Gate | None, waiting: int) -> int | None:
-    """How many more tasks of a pool may be released, None for any number; none while no gate is known."""
-    if gate is None or not gate.open:
-        return 0
-    bounds: list[int] = []
-    if gate.rate_per_s is not None:
-        bounds.append(ceil(gate.rate_per_s * AHEAD_S) + 1)
-    if gate.places is not None:
-        bounds.append(max(gate.places, 1))
-    return max(0, min(bounds) - waiting) if bounds else None
-
-
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A pool whose tasks were sent back by workers waits until then, each time twice as long as before."""
+    """A pool, or a key, whose tasks were sent back by workers waits until then, each time twice as long as before."""
 
     until: float
     length_s: float
 
 
 def paused(before: Pause | None, now: float) -> Pause:
-    """The pause of a pool of which a released task was parked instead of started.
+    """The pause of a pool, or of a key, of which a released task was parked instead of started.
 
-    Several that come back together count once. So a pool that starts one task an hour does not have hundreds of them
-    sent out and back meanwhile; a start, or news of its gate, ends it.
+    Several that come back during one pause count once; a start, or news of the gate, ends it. So a pool that starts one
+    task an hour does not have hundreds of them sent out and back meanwhile.
     """
     if before is None:
         return Pause(now + FIRST_PAUSE_S, FIRST_PAUSE_S)
@@ -85,16 +78,38 @@ def paused(before: Pause | None, now: float) -> Pause:
 
 def is_news(before: Gate | None, gate: Gate | None) -> bool:
     """Whether a gate lets through noticeably more or less than before."""
-    if before is None or gate is None or before.open != gate.open or before.places != gate.places:
+    if before is None or gate is None:
         return before != gate
-    if before.rate_per_s is None or gate.rate_per_s is None:
-        return before.rate_per_s != gate.rate_per_s
-    return abs(before.rate_per_s - gate.rate_per_s) > NEWS * before.rate_per_s
+    return before.open != gate.open or bool(changed_keys(before, gate))
 
 
-def cost(gate: Gate | None) -> float:
-    """What one task of a pool weighs in fair order."""
-    return gate.cost_weight if gate is not None and 0 < gate.cost_weight < float("inf") else 1.0
+def changed_keys(before: Gate | None, gate: Gate | None) -> list[str]:
+    """The keys of a gate that let through noticeably more or less than before, or because of which it opens.
+
+    None of a gate that was not known before: that a pool is new says nothing of its keys.
+    """
+    if before is None or gate is None or (before.open == gate.open and before.parts == gate.parts != ()):
+        return []
+    was, found = dict(parts(before)), list[str]()
+    for key, part in parts(gate):
+        if (key in was and _differs(was[key], part)) or (gate.open and not before.open and key == before.limiting_key):
+            found.append(key)
+    return found
+
+
+def _differs(before: GatePart, part: GatePart) -> bool:
+    if before == part:
+        return False
+    if before.places != part.places:
+        return True
+    rates = ((before.requests, part.requests), (before.tokens, part.tokens))
+    for one, other in (*rates, (before.tokens_in, part.tokens_in), (before.tokens_out, part.tokens_out)):
+        if one is None or other is None:
+            if one != other:
+                return True
+        elif abs(one - other) > NEWS * one:
+            return True
+    return False
 
 
 # --- what becomes of an entry -------------------------------------------------------------------------
@@ -115,6 +130,11 @@ class Entry:
         return Cause(stream=self.stream, seq=self.seq)
 
     @property
+    def need(self) -> Need:
+        """What the task is likely to take of its limits."""
+        return need_of(self.item.envelope.usage_estimate)
+
+    @property
     def has_timer(self) -> bool:
         """Whether a timer of the server's was set beside it, which ends the task at its deadline."""
         return timer(self.item.envelope) is not None
@@ -124,30 +144,35 @@ Written = Released | Expired | Failed
 """What the releaser appends on a held event."""
 
 
-def chosen(entry: Entry, now: float) -> Released | Expired:
-    """The event for an entry whose turn it is."""
-    return _too_late(entry, now) or Released(card=_released(entry))
+def chosen(entry: Entry, now: float, stop: Stop | None = None) -> Released | Expired:
+    """The event for an entry whose turn it is; `stop` is what is remembered of its pool's gate."""
+    return _too_late(entry, now) or Released(card=_released(entry, in_line_s(stop, entry.at, now)))
 
 
-def overdue(entry: Entry, now: float, max_throttle_s: float) -> Expired | Failed | None:
-    """The event that ends an entry which has waited for too long, None for one that may wait on."""
+def overdue(entry: Entry, now: float, max_throttle_s: float, stop: Stop | None) -> Expired | Failed | None:
+    """The event that ends an entry which limits have held up for too long, None for one that may wait on.
+
+    `stop` is what is remembered of its pool's gate. Whoever is in line waits on for as long as it takes.
+    """
     expired = _too_late(entry, now)
-    if expired is not None:
+    if expired is not None or stop is None or not entry.item.limits:
         return expired
-    card = entry.item.card
-    throttled = card.waiting_for == "throttled" and card.waiting_since > 0
-    since = min(card.waiting_since, entry.at) if throttled else entry.at
-    if not entry.item.limits or now - since <= max_throttle_s:
+    lasted_s = held_up_s(stop, entry.at, _throttled_since(entry), now)
+    if lasted_s is None or lasted_s <= max_throttle_s:
         return None
-    message = f"throttled for {now - since:.0f} s by {', '.join(entry.item.limits)}"
+    message = throttled_out(lasted_s, stop.detail)
     failure = Failure(reason="error", error_type="Throttled", message=message[:1024])
     return Failed(card=_ended(entry), reason="throttled_out", failure=failure)
 
 
+def _throttled_since(entry: Entry) -> float:
+    """When a worker sent the task back first, because of its limits; 0 where none did."""
+    return entry.item.card.waiting_since if entry.item.card.waiting_for == "throttled" else 0.0
+
+
 def lost(entry: Entry) -> Failed:
     """The end of a task whose events are gone: nobody can say any more whether it ran."""
-    failure = Failure(reason="history_lost", message="the events of this task are gone")
-    return Failed(card=_ended(entry), reason="history_lost", failure=failure)
+    return Failed(card=_ended(entry), reason="history_lost", failure=history_lost())
 
 
 def _too_late(entry: Entry, now: float) -> Expired | None:
@@ -157,10 +182,11 @@ def _too_late(entry: Entry, now: float) -> Expired | None:
     return Expired(card=_ended(entry), detail="the deadline passed while the task was held")
 
 
-def _released(entry: Entry) -> Card:
-    return msgspec.structs.replace(
-        entry.item.card, cause=entry.cause, release=0, execution_id="", work_seq=0, delivery=0
-    )
+def _released(entry: Entry, in_line_s: float) -> Card:
+    """The card of a release; the time for which a throttled task only stood in line is taken off its wait."""
+    since = _throttled_since(entry)
+    card = entry.item.card if since <= 0 else msgspec.structs.replace(entry.item.card, waiting_since=since + in_line_s)
+    return msgspec.structs.replace(card, cause=entry.cause, release=0, execution_id="", work_seq=0, delivery=0)
 
 
 def _ended(entry: Entry) -> Card:
@@ -193,7 +219,7 @@ Standing = Append | GoOn | Remove
 
 def is_overtaken(entry: Entry, last: Event | None) -> bool:
     """True when a later generation has begun: whether a dead letter is still owed, only the history says."""
-    return last is not None and last.card.generation > entry.item.card.generation
+    return sweep.is_overtaken(entry.item, last)
 
 
 def standing(
@@ -210,9 +236,9 @@ def standing(
     if last_seq == entry.item.fence:
         return Append(wanted, last_seq)
     owed = decide.owed(entry.cause, past)
-    return (
-        GoOn(owed.event, owed.fence) if isinstance(owed, decide.GoOn) and isinstance(owed.event, Failed) else Remove()
-    )
+    if isinstance(owed, decide.GoOn) and isinstance(owed.event, Failed):
+        return GoOn(owed.event, owed.fence)
+    return Remove()
 
 
 def work_item(entry: Entry, event: Released, fence: int) -> WorkItem:
@@ -222,13 +248,4 @@ def work_item(entry: Entry, event: Released, fence: int) -> WorkItem:
 
 def dead_letter(entry: Entry, event: Failed, failed_at: float) -> DeadLetter:
     """The whole of a task that failed while it was held."""
-    item = entry.item
-    return DeadLetter(
-        card=event.card,
-        reason=event.reason,
-        failure=event.failure,
-        envelope=item.envelope,
-        history=item.history,
-        usage=item.usage,
-        failed_at=failed_at,
-    )
+    return sweep.dead_letter(event, entry.item, failed_at)

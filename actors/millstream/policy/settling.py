@@ -22,28 +22,29 @@ def settle(permit: Permit, request: Settle, prices: Mapping[str, Price], emit: E
         _settle_rates(permit, request)
     if not permit.accounts:
         return
-    amount = permit.need.micro_usd
+    amount, version = permit.need.micro_usd, _estimated_by(permit)
     if request.cost_usd is not None:
-        amount = max(amount, micro(request.cost_usd)) if unsure else micro(request.cost_usd)
+        told = micro(request.cost_usd)
+        amount, version = (amount, version) if unsure and amount >= told else (told, "")
     elif not unsure:
         price = prices.get(request.model, permit.price) if request.model else permit.price
         if price is not None and (request.tokens_in is not None or request.tokens_out is not None):
             _, _, tokens_in, tokens_out = _taken(permit, request)
-            amount = priced(price, tokens_in, tokens_out)
-    _pay(permit, amount, emit)
+            amount, version = priced(price, tokens_in, tokens_out), price.version
+    _pay(permit, amount, version, emit)
 
 
 def run_out(permit: Permit, now: float, emit: Emit) -> None:
-    """Nobody said how a call ended: all that it reserved stays charged, since the provider may have billed it."""
+    """Charge all that was reserved, because nobody said how the call ended and the provider may have billed it."""
     if permit.accounts:
-        _pay(permit, permit.need.micro_usd, emit)
+        _pay(permit, permit.need.micro_usd, _estimated_by(permit), emit)
     for state, probe in permit.probes:
         if state.breaker is not None:
             note(state, "unknown", now, probe)
 
 
 def give_back(permit: Permit) -> None:
-    """No call was begun: all that a permit reserved is free again."""
+    """Free all that a permit reserved, because no call was begun under it."""
     for meter, charge in zip(permit.pool.meters, permit.charges, strict=False):
         meter.correct(charge, 0)
     for budget, account in zip(permit.pool.budgets, permit.accounts, strict=False):
@@ -54,7 +55,7 @@ def give_back(permit: Permit) -> None:
 
 
 def end_probes(permit: Permit, outcome: OutcomeClass, states: Collection[KeyState], now: float) -> None:
-    """Tell the breakers that a permit was a probe of how it ended, where the outcome speaks of their keys."""
+    """Tell breakers how their probes ended: by `outcome` where it is about their key, else as if not used."""
     for state, probe in permit.probes:
         if state.breaker is None:
             continue
@@ -86,9 +87,16 @@ def _settle_rates(permit: Permit, request: Settle) -> None:
             meter.settle(charge, taken[meter.index])
 
 
-def _pay(permit: Permit, amount: int, emit: Emit) -> None:
+def _estimated_by(permit: Permit) -> str:
+    """The version of the price that makes a permit's estimate of its tokens; empty where the estimate was told."""
+    _, _, tokens_in, tokens_out = permit.need.amounts
+    price = permit.price
+    return price.version if price is not None and permit.need.micro_usd == priced(price, tokens_in, tokens_out) else ""
+
+
+def _pay(permit: Permit, amount: int, price_version: str, emit: Emit) -> None:
     for budget, account in zip(permit.pool.budgets, permit.accounts, strict=True):
-        passed = budget.settle(account, permit.need.micro_usd, amount, permit.task)
+        passed = budget.settle(account, permit.need.micro_usd, amount, permit.task, price_version)
         if amount:
             emit(Spend(account.key, account.period, amount, permit.id))
         if passed is not None:

@@ -6,6 +6,7 @@ import msgspec
 
 from millstream.policy.adapt import SavedFactor
 from millstream.policy.breaker import Breaker, SavedBreaker
+from millstream.policy.causes import Causes
 from millstream.policy.leases import Permit
 from millstream.policy.limit_state import KeyState
 from millstream.policy.limits import BreakerRules
@@ -24,7 +25,7 @@ class SavedRate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class SavedKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A key; pauses in seconds left."""
+    """A key; pauses in seconds left, and what has led to them."""
 
     key: LimitKey
     rates: tuple[SavedRate, ...] = ()
@@ -33,6 +34,7 @@ class SavedKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     throttles_in_a_row: int = 0
     places: SavedFactor | None = None
     breaker: SavedBreaker | None = None
+    causes: Causes = msgspec.field(default_factory=Causes)
 
 
 class SavedPermit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -59,7 +61,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def saved_key(state: KeyState, now: float) -> SavedKey:
-    """A key as it must outlive this process."""
+    """What a successor must know about a key."""
     rates = tuple(
         SavedRate(
             name=bound.name,
@@ -79,6 +81,7 @@ def saved_key(state: KeyState, now: float) -> SavedKey:
         throttles_in_a_row=state.throttles_in_a_row,
         places=None if state.places_factor is None else state.places_factor.snapshot(now),
         breaker=None if state.breaker is None else state.breaker.snapshot(now),
+        causes=msgspec.structs.replace(state.causes),
     )
 
 
@@ -103,13 +106,14 @@ def restore_key(state: KeyState, saved: SavedKey, elapsed_s: float, now: float, 
     state.paused_until = max(state.paused_until, now + saved.pause_s - elapsed_s)
     state.exhausted_until = max(state.exhausted_until, now + saved.exhausted_s - elapsed_s)
     state.throttles_in_a_row = saved.throttles_in_a_row
+    state.causes = msgspec.structs.replace(saved.causes)
     if saved.breaker is not None and (state.breaker is not None or saved.breaker.state == "forced_open"):
         state.breaker = state.breaker or Breaker(BreakerRules())
         state.breaker.restore(saved.breaker, elapsed_s, now)
     if state.places_factor is not None and saved.places is not None:
         state.places_factor.restore(saved.places, elapsed_s, now)
         state.apply_places()
-    state.barred = True  # looked at, and found not to be, with the next acquire
+    state.barred = True  # the next acquire looks, and clears it where nothing stands in the way
     known = {rate.name: rate for rate in saved.rates}
     for bound in state.bounds:
         rate = known.get(bound.name)

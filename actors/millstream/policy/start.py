@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+import msgspec
+
 from millstream.policy.admit import instant
 from millstream.policy.decide import add_usage, over_budget
 from millstream.policy.limits import Price
@@ -46,6 +48,21 @@ def estimate_of(item: WorkItem, prices: Mapping[str, Price]) -> Usage | None:
     if cost_usd is None:
         cost_usd = cost_of(prices.get(model_of(item)), tokens_in, tokens_out)
     return Usage(tokens_in=tokens_in, tokens_out=tokens_out, cost_usd=cost_usd)
+
+
+def with_lost(item: WorkItem, crashes: int, prices: Mapping[str, Price]) -> WorkItem:
+    """The item with the estimate of each attempt that was lost since its release, of `crashes` in all, counted as used.
+
+    Nobody knows what such an attempt used; its provider may have billed all of it, as the governor assumes, too.
+    """
+    lost = crashes - item.card.crashes
+    estimate = estimate_of(item, prices)
+    if lost <= 0 or estimate is None:
+        return item
+    usage = item.usage
+    for _ in range(lost):
+        usage = add_usage(usage, estimate)
+    return msgspec.structs.replace(item, usage=usage)
 
 
 def model_of(item: WorkItem) -> str:

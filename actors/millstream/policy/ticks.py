@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 import msgspec
 
+from millstream.policy.claim import history_lost
 from millstream.policy.holding import Onward, held, onward
-from millstream_schemas.events import AttemptFailed, Cause, Deadline, Event, Expired, Failure, Held, WorkItem
+from millstream_schemas.events import AttemptFailed, Cause, Deadline, Event, Expired, Held, WorkItem
 from millstream_schemas.lifecycle import RELEASING_KINDS
 
 
@@ -35,7 +36,7 @@ Verdict = Append | GoOn | Done
 
 def first_hold(item: WorkItem, cause: Cause) -> Append:
     """What to append before anything was read: the tick itself names the event that set its timer."""
-    # A task that only waited for its first start has nothing to go before the others for.
+    # Only a task that ran or waited for a limit before goes ahead of its lane, not one that waited for its first start.
     again = item.card.cause != item.card.origin
     card = msgspec.structs.replace(item.card, cause=cause)
     return Append(held(card, item.lane, item.limits, again=again), item.fence)
@@ -68,5 +69,4 @@ def expire(deadline: Deadline, cause: Cause, last: Event | None, last_seq: int) 
 def _lost(item: WorkItem, cause: Cause) -> AttemptFailed:
     """A task whose events are gone takes the way of a lost execution, which ends in a dead letter."""
     card = msgspec.structs.replace(item.card, cause=cause, release=item.fence)
-    failure = Failure(reason="history_lost", message="the events of this task are gone")
-    return AttemptFailed(card=card, failure=failure, item=item)
+    return AttemptFailed(card=card, failure=history_lost(), item=item)

@@ -15,11 +15,10 @@ from math import ceil, inf
 from millstream.policy.key_table import Pool
 from millstream.policy.limit_state import FOREVER_S, KeyState, Need, Rules
 from millstream.policy.pacing import NOTHING_S
-from millstream_schemas.permits import Acquire, PermitReply, Wait, WaitReason
+from millstream_schemas.permits import MAX_MS, Acquire, PermitReply, Wait, WaitReason
 
 LATE_S = 0.050
-"""A held request whose time ended this long ago is not granted any more: its asker may have gone."""
-MAX_RETRY_MS = 90 * 86_400_000
+"""An acquire whose `deadline` has passed by more than this is not granted any more: its asker may have gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +48,18 @@ class Waiter:
         self.left = busiest.left
 
     def still_ahead(self, state: KeyState) -> int:
-        """About how many stand before it at a key."""
+        """About how many older acquires still wait for a key."""
         return max(0, min(self.ahead - (state.left - self.left), state.waiting))
 
     def give_back_ration(self, count: int | None = None) -> None:
-        """So many of its repeated attempts are not made; all of them where no number is given."""
+        """Give `count` of its repeated attempts back (None: all of them), because they were not granted."""
         if self.request.retry:
             for ration in self.pool.rations:
                 ration.take(-(self.n if count is None else count))
 
 
 Grant = Callable[[Waiter, float, bool], PermitReply]
-"""Grants a waiter's first permit in so many seconds, and only that one or more; or denies it after all."""
+"""Called with a waiter, in how many seconds it may begin, and whether it may get one permit only; returns the reply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +107,14 @@ class Waiters:
         return len(self._waiting)
 
     def full(self, pool: Pool) -> KeyState | None:
-        """The key whose queue takes nobody more; any of the pool where all are too many."""
+        """A key at which no more may wait, any key where too many wait in all; None where one more may."""
         rules = self._rules
         if len(self._waiting) >= rules.max_waiting:
             return pool.states[0]
         return next((state for state in pool.states if state.waiting >= rules.max_waiting_per_key), None)
 
     def add(self, waiter: Waiter) -> None:
-        """Hold an acquire."""
+        """Let an acquire wait."""
         self._count += 1
         waiter.number = self._count
         self._waiting[waiter.request.id] = waiter
@@ -131,7 +130,7 @@ class Waiters:
         self.wake_at = min(self.wake_at, waiter.deadline)
 
     def look(self, waiter: Waiter, now: float, grant: Grant) -> PermitReply | None:
-        """Decide on the youngest alone, where no pass is due; None where it waits."""
+        """Decide on the newest waiter alone, between two passes; None where it has to wait."""
         this = self._last
         this.now = now
         if self._answered(waiter, this, grant):
@@ -143,11 +142,11 @@ class Waiters:
         return self._refusal(waiter, now)
 
     def awaits(self, freed: set[KeyState]) -> bool:
-        """True where somebody's turn may have come because these keys are free."""
+        """True where somebody's turn may have come because places of these keys are free."""
         return not self._last.closed.isdisjoint(freed)
 
     def remove(self, acquire: str) -> Waiter | None:
-        """Forget a held acquire; None where it is not held."""
+        """Take an acquire out of its queue; None where it does not wait."""
         waiter = self._waiting.pop(acquire, None)
         if waiter is not None:
             waiter.alive = False
@@ -159,7 +158,7 @@ class Waiters:
         return waiter
 
     def regroup(self, pool_of: Callable[[tuple[str, ...]], Pool | str]) -> None:
-        """Let all wait for their keys as they are configured now; where one is not any more, as it was."""
+        """Queue everybody by the pools as configured now; a waiter with a key that is gone keeps its old pool."""
         self._queues = {}
         for waiter in self._waiting.values():
             found = pool_of(waiter.request.keys)
@@ -168,7 +167,7 @@ class Waiters:
             self._queues.setdefault(waiter.pool, deque()).append(waiter)
 
     def _compact(self) -> None:
-        """Forget those who left before their time, so that a storm of them leaves nothing behind."""
+        """Drop the entries of those who left before their deadline, so that a storm of them leaves nothing behind."""
         self._deadlines = [entry for entry in self._deadlines if entry[2].alive]
         heapify(self._deadlines)
         for pool, queue in list(self._queues.items()):
@@ -262,7 +261,7 @@ class Waiters:
     # --- those who are turned away ---------------------------------------------------------------------
 
     def _refusal(self, waiter: Waiter, now: float) -> Wait:
-        """Turn away one whose time ended behind others."""
+        """The reply to a waiter whose time ended before its turn came."""
         states = waiter.pool.states
         limiting = next((state for state in states if state in self._last.closed), states[0])
         seconds, reason = limiting.obstacle(waiter.need, now)
@@ -272,7 +271,7 @@ class Waiters:
         """Say when to ask again, one place in the line behind those ahead and those turned away before."""
         waiter.give_back_ration()
         if seconds == FOREVER_S:
-            seconds = self._rules.slot_retry_s
+            seconds = self._rules.place_retry_s
         interval_s = limiting.interval_s(waiter.need)
         earliest = now + seconds + waiter.still_ahead(limiting) * interval_s
         back_at = limiting.place_in_line(now, earliest, interval_s)
@@ -280,8 +279,8 @@ class Waiters:
 
 
 def wait(key: str, reason: WaitReason, seconds: float, epoch: int) -> Wait:
-    """Come back in `seconds`, in the bounds of the contract."""
-    retry_after_ms = min(max(1, ceil(seconds * 1000)), MAX_RETRY_MS)
+    """The reply to ask again in `seconds`, within the bounds of the contract."""
+    retry_after_ms = min(max(1, ceil(seconds * 1000)), MAX_MS)
     return Wait(retry_after_ms=retry_after_ms, limiting_key=key, reason=reason, epoch=epoch)
 
 

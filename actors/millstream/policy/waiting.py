@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from math import floor, inf
 
+from millstream.policy.durations import duration
 from millstream_schemas.events import Failure
 from millstream_schemas.permits import GATE_REASONS, OutcomeClass
 
@@ -10,11 +11,15 @@ HOLD_S = 2.0
 """How long one request may be held by the governor; a longer wait is several requests, so that a new leader is found."""
 
 STEP_S = 0.05
+"""How long a request may be held is a multiple of this, so that like requests can be sent as one."""
 
 PATIENCE = 1 / 3
 """The part of its lease for which a delivery may wait in a worker's hand."""
 
 LEAST_PAUSE_S = 0.05
+"""Before asking again, however soon the governor says that it makes sense."""
+
+# How long a task is parked, by reason, where nobody says how long.
 UNKNOWN_LIMIT_AGAIN_S = 10.0
 DENIED_AGAIN_S = 10.0
 QUOTA_AGAIN_S = 60.0
@@ -30,7 +35,7 @@ class Waited:
     left_s: float = inf
     """Until its deadline."""
     crowded: bool = False
-    """Every place for those that wait is taken: others cannot be pulled meanwhile."""
+    """The worker can pull nothing more until one of those that wait for a permit has gone."""
 
     @property
     def patience_s(self) -> float:
@@ -74,8 +79,8 @@ def even_hold_s(limit_s: float) -> float:
 def after_wait(waited: Waited, wait_s: float, key: str, reason: str, held_s: float) -> Again | Park:
     """What to do with `Wait`, which came after `held_s` and says when asking again makes sense.
 
-    A closed gate is everybody's: behind it nobody waits longer than one request. All else waits while its patience
-    lasts and the governor's own estimate lies within it.
+    Behind a closed gate, which holds up everybody, a delivery waits no longer than one request. For all else it waits
+    while its patience lasts and the governor's estimate lies within that.
     """
     closed = reason in GATE_REASONS and wait_s > HOLD_S
     if closed or waited.patience_s <= 0 or wait_s > waited.patience_s:
@@ -111,7 +116,7 @@ def after_denial(reason: str, key: str, detail: str = "") -> Park | Fail:
 
 def throttled_again_s(outcome: OutcomeClass, throttles: int) -> float:
     """How long a task waits that was refused without a hint, for the `throttles`-th time in a row and counting from 0."""
-    return QUOTA_AGAIN_S if outcome == "quota" else min(1.0 * 2.0 ** min(throttles, 10), LONGEST_AGAIN_S)
+    return QUOTA_AGAIN_S if outcome == "quota" else min(2.0 ** min(throttles, 10), LONGEST_AGAIN_S)
 
 
 def too_many_keys(count: int, most: int) -> Fail:
@@ -120,9 +125,23 @@ def too_many_keys(count: int, most: int) -> Fail:
     return Fail(Failure(reason="fatal", error_type="PermitDenied", message=message, classes=["too_many_limits"]))
 
 
+UNKNOWN_TODO = (
+    "to millstream.toml and restart the governor, or to FILE and run `millstream config apply FILE`, which is live"
+)
+"""Where a limit is added: both ways, for everybody who tells of one that is missing."""
+
+
 def unknown_limit(key: str) -> str:
-    """What to do about a limit that nobody configured."""
-    return f'limit {key} is not configured: add [limits."{key}"] to millstream.toml'
+    """What has happened and what to do where a limit is asked for that nobody configured."""
+    return f'limit {key} is not configured: add [limits."{key}"] {UNKNOWN_TODO}'
+
+
+def throttled_out(lasted_s: float, detail: str) -> str:
+    """What is told of a task that limits have held up for too long: what happened, why, and what to do."""
+    return (
+        f"held up by limits for {duration(lasted_s)}, which is longer than `max_throttle_s`; at last: {detail}. "
+        "Replay it once the limit lets it through; a larger `max_throttle_s`, and a deadline of its own, let it wait longer"
+    )
 
 
 def waits_for(key: str, reason: str) -> str:

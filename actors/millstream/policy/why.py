@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from millstream.policy.why_held import Lane, Pool, Waiting, duration, stopped, waiting
+from millstream.policy.durations import duration
+from millstream.policy.why_held import Lane, Pool, Waiting, stopped, waiting
 from millstream_schemas.lifecycle import State
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
+from millstream.policy.durations import duration
+from millstream.policy.waiting import unknown_limit
 from millstream_schemas.limit_states import DimensionState, LimitState
-from millstream_schemas.permits import GATE_REASONS, Gate
+from millstream_schemas.permits import Gate
 
 SLOWED = 0.99
 """An effective rate below this part of the configured one is told."""
-CODES = frozenset({"", *GATE_REASONS})
-"""Where a limit gives only the kind of its pause as the reason, it is said in our words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +19,6 @@ class Lane:
     of: int
     lanes: int = 1
     waiting: int = 1
-    cost: float = 1.0
-    """What the task weighs in fair order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,33 +74,36 @@ def stopped(pool: Pool) -> Waiting | None:
     if gate.open:
         return None
     key = f"`{gate.limiting_key}`" if gate.limiting_key else "one of its limits"
-    for_s = duration(gate.wait_s) if gate.wait_s > 0 else ""
-    forced = state is not None and state.breaker == "forced_open"
+    said = f" ({state.paused_why})" if state is not None and state.paused_why else ""
     match gate.reason:
         case "unknown_limit":
-            return Waiting(f"{key} is not configured, and is never granted until it is", gate.limiting_key, gate.reason)
-        case "broken" if forced:
-            return Waiting(f"an operator has forced the breaker of {key} open", gate.limiting_key, gate.reason)
+            text = f"{unknown_limit(gate.limiting_key)}; until then nothing is granted"
+            return Waiting(text, gate.limiting_key, gate.reason)
+        case "broken" if state is not None and state.breaker == "forced_open":
+            text = f"the breaker of {key} is open until an operator says otherwise{said}"
+            return Waiting(text, gate.limiting_key, gate.reason)
         case "paused":
-            said = state.paused_why if state is not None and state.paused_why not in CODES else ""
-            text = f"{key} is paused{f' for {for_s}' if for_s else ''}{f' ({said})' if said else ''}"
+            text = f"{key} is paused"
         case "broken":
-            text = f"the breaker of {key} is open after faults of the provider{f', for {for_s}' if for_s else ''}"
+            text = f"the breaker of {key} is open"
+            said = said or " (faults of the provider)"
         case "exhausted":
-            text = f"the provider's allowance for {key} is used up{f', for {for_s}' if for_s else ''}"
+            text = f"the provider's allowance for {key} is used up"
         case "budget_exhausted":
-            text = f"the budget {key} is used up{f', for {for_s}' if for_s else ''}"
+            text = f"the budget {key} is used up"
         case _:
-            said = gate.reason.replace("_", " ") or "it does not say why"
-            text = f"{key} lets nothing start ({said}){f', for {for_s}' if for_s else ''}"
-    return Waiting(text, gate.limiting_key, gate.reason, gate.wait_s or None)
+            text = f"{key} lets nothing start"
+            said = f" ({gate.reason.replace('_', ' ')})"
+    comma = "" if gate.reason == "paused" else ","
+    for_s = f"{comma} for {duration(gate.wait_s)}" if gate.wait_s > 0 else ""
+    return Waiting(f"{text}{for_s}{said}", gate.limiting_key, gate.reason, gate.wait_s or None)
 
 
 def _expected_s(lane: Lane, gate: Gate) -> float:
     """Lanes take turns, so that each of this one's tasks waits for one of every other lane, as long as those have any."""
     assert gate.rate_per_s is not None
     before = min(lane.place * lane.lanes, lane.waiting)
-    return gate.wait_s + max(before, lane.place) * max(lane.cost, 1.0) / max(gate.rate_per_s, 1e-9)
+    return gate.wait_s + max(before, lane.place) / max(gate.rate_per_s, 1e-9)
 
 
 def _turns(lane: Lane) -> str:
@@ -129,17 +130,3 @@ def per_time(rate_per_s: float) -> str:
         if rate_per_s * scale >= 1 or unit == "an hour":
             return f"{rate_per_s * scale:.3g} {unit}"
     raise AssertionError("the last unit takes all that is left")
-
-
-def duration(seconds: float) -> str:
-    """A length of time for people: `3.2 s`, `4 min 5 s`, `2 h 3 min`, `5 d 1 h`."""
-    seconds = max(seconds, 0.0)
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours} h {minutes} min"
-    return f"{hours // 24} d {hours % 24} h"

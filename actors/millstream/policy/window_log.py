@@ -9,11 +9,11 @@ from math import inf
 GRAINS = 20_000
 """A log keeps so many different times per window at the most, whatever the rate."""
 SAVED_GRAINS = 300
-"""In a snapshot: a successor under full load stands still for one of them at the most."""
+"""Most entries per window in a snapshot; merging delays a successor under full load by one of them at the most."""
 
 
 class Cell:
-    """What was admitted within one grain of time: it leaves the window as a whole, with its youngest."""
+    """What was admitted within one grain of time: it leaves the window as a whole, when its last admission does."""
 
     __slots__ = ("amount", "at", "counted", "since")
 
@@ -38,7 +38,7 @@ class Charge:
 
 
 class WindowLog:
-    """The amount admitted over the last `span_s` seconds: never less than was, and exact but for a grain of time."""
+    """The amount admitted over the last `span_s` seconds: never too small, and exact to one grain of time."""
 
     __slots__ = ("_cells", "_forgotten", "_grain_s", "span_s", "total")
 
@@ -67,7 +67,7 @@ class WindowLog:
             excess -= cell.amount
             if excess <= 0:
                 return max(0.0, cell.at + self.span_s - now)
-        return float("inf")
+        return inf
 
     def add(self, at: float, amount: int) -> Charge:
         """Count `amount` as admitted at `at`, which may lie in the future."""

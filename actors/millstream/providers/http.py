@@ -12,14 +12,14 @@ from millstream.providers.classifying import Classified, classify
 Report = Callable[[httpx.Response, Classified, float], None]
 """Gets the answer itself, what it says, and how many seconds ago its request began."""
 
-PEEK = 64 * 1024
-"""So many bytes of an error's body are read before it is handed on; what is longer goes by its headers alone."""
+PEEK_BYTES = 64 * 1024
+"""How much of an error's body is read before the answer is handed on; a longer one is classified by its headers."""
 _STARTED = "millstream.started"
 
 
 @dataclass(frozen=True, slots=True)
 class Peeked:
-    """An answer of which the body was looked at beforehand."""
+    """An answer whose body has been read ahead; `body` is None where that was not possible."""
 
     status_code: int
     headers: httpx.Headers
@@ -88,7 +88,7 @@ async def _peeked(response: httpx.Response) -> Peeked:
         return Peeked(response.status_code, response.headers, None)
     stream = Replayed(response.stream)
     response.stream = stream
-    return Peeked(response.status_code, response.headers, _decoded(response, await stream.peek(PEEK)))
+    return Peeked(response.status_code, response.headers, _decoded(response, await stream.peek(PEEK_BYTES)))
 
 
 def _decoded(response: httpx.Response, raw: bytes | None) -> bytes | None:

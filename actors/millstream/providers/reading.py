@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-MAX_BODY = 4 * 1024 * 1024
-"""Characters of a text that are still parsed."""
+MAX_BODY_CHARS = 4 * 1024 * 1024
+"""A longer text is not parsed."""
 
 
 class Answer(Protocol):
@@ -99,7 +99,7 @@ def _body(answer: object) -> tuple[Any, str]:
     if not isinstance(text, str | bytes):
         text = _attribute(answer, "text")
     text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-    if not isinstance(text, str) or len(text) > MAX_BODY:
+    if not isinstance(text, str) or len(text) > MAX_BODY_CHARS:
         return None, ""
     body = _tried(lambda: json.loads(text))
     return (cast(Any, body), "") if isinstance(body, Mapping | list) else (None, text)

@@ -1,4 +1,4 @@
-"""What events and infos say on one line of a timeline, and what an info changes in its task's row."""
+"""The text of an event or info on its line of a timeline, and what an info changes in its task's row."""
 
 from typing import Any, assert_never
 
@@ -40,7 +40,7 @@ Fields = dict[str, Any]
 
 
 def detail_of(event: LifeEvent) -> str:
-    """What an event says beside its kind."""
+    """The text of an event on the timeline, beside its kind."""
     match event:
         case Queued() | Released() | Completed() | Retrying() | Interrupted():
             return ""
@@ -69,7 +69,7 @@ def _sentence(failure: Failure) -> str:
 
 
 def on_info(row: TaskRow, info: Info, at: float) -> tuple[Fields, str]:
-    """The fields of a row that an info changes, and what it says."""
+    """The fields of a row that an info changes, and its text on the timeline."""
     match info:
         case Progress():
             said = short(info.message)
@@ -88,6 +88,7 @@ def on_info(row: TaskRow, info: Info, at: float) -> tuple[Fields, str]:
             clamped = list(dict.fromkeys([*row.clamped, *info.clamped]))[:64]
             return {"unknown_fields": names, "clamped": clamped}, ", ".join([*info.names, *info.clamped])
         case BudgetWarning():
-            return {}, f"{info.budget} in {info.period}: {info.spent:.2f} of {info.hard:.2f} USD are spent"
+            priced = f" (by price list {info.price_version})" if info.price_version else ""
+            return {}, f"{info.budget} in {info.period}: {info.spent:.2f} of {info.hard:.2f} USD are spent{priced}"
         case _:
             assert_never(info)

@@ -108,11 +108,9 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=Fal
     unknown_fields: list[str] = []
     clamped: list[str] = []
     lane: str = ""
-    """Of a metered task: the lane in which it waits, or waited before its release."""
+    """The lane in which it waits, or waited before its release; empty for a plain task."""
     again: bool = False
-    """It ran or waited before, and goes before the others of its lane."""
-    cost: float = 1.0
-    """What it weighs in fair order."""
+    """It ran or waited before, so it goes before the others of its lane."""
     held_seq: int = 0
     """Sequence of its last `held` event: the order within a lane."""
     held_at: float | None = None
@@ -153,12 +151,12 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def lane_of(row: TaskRow) -> str:
-    """The lane of a held task as a whole: a queue's classes each have their own."""
+    """The full name of a held task's lane: with queue and priority, as each class of a queue has lanes of its own."""
     return f"{row.queue}/{row.priority}/{row.lane}"
 
 
 def pool_of(row: TaskRow) -> str:
-    """The limits that a held task shares with others; a queue that is only fair is a pool by itself."""
+    """The name of a held task's pool: its limits, or its queue where that is fair and has no limits."""
     return "\n".join(row.limits) or f"/{row.queue}"
 
 

@@ -234,7 +234,6 @@ def _held(row: TaskRow, event: Held, at: float) -> TaskRow:
         progress=None,
         lane=event.lane,
         again=event.again,
-        cost=event.cost,
         limits=event.limits or row.limits,
         held_seq=row.seq,
         held_at=at,

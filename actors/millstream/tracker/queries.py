@@ -58,7 +58,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a held task stands: from 1 among `of` in its lane; how many lanes share its limits, and how many tasks in them."""
+    """Where a held task stands: `place`, from 1, among `of` tasks in its lane; `lanes` and `waiting` count its pool's."""
 
     place: int
     of: int

@@ -131,7 +131,7 @@ class Store:
         self._write_lanes(writes)
 
     def _write_lanes(self, writes: Writes) -> None:
-        """What is held now stands in its lane, nothing else does; a task that was held and released at once never does."""
+        """Keep the table `held` to what is held now. A task that was held and released within one batch never enters it."""
         entered: list[tuple[object, ...]] = []
         left: list[tuple[int]] = []
         for before, row in zip(writes.before.values(), writes.rows.values(), strict=True):

@@ -169,7 +169,7 @@ class Worker:
     async def _pull_round(self, in_flight: asyncio.TaskGroup) -> int:
         """Ask the classes in weighted order for as much as there is room; returns what came."""
         taken = 0
-        if not self._slots.room:  # a turn that nobody could take would still be charged to its class
+        if not self._slots.room:  # without this, each class would be charged for a turn that it cannot use
             return taken
         for one in self._rotation.order():
             room = self._slots.room
@@ -191,7 +191,7 @@ class Worker:
         return taken
 
     async def _pull_reserved(self, one: ClassOfWork, room: int) -> list[Delivery]:
-        """What a class has now; whoever waits for a slot cannot take one that is already promised to it."""
+        """What a class has now, pulled into reserved slots: deliveries that wait for a slot cannot take these meanwhile."""
         self._slots.reserve(room)
         came = 0
         try:

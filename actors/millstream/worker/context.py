@@ -25,9 +25,9 @@ class Bench:
     journal: Journal
     names: Names
     settings: Settings
-    """Of this process; see `configured` for what the fleet shares."""
+    """Those that this process began with; what the fleet shares may have changed since, see `configured`."""
     configured: Callable[[], Settings]
-    """The settings with what is configured for the fleet now."""
+    """Returns the settings with what is configured for the fleet at that moment."""
     clock: Clock
     ids: Ids
     telemetry: Telemetry

@@ -38,7 +38,7 @@ class Good:
 
 @dataclass(frozen=True, slots=True)
 class Bad:
-    """The attempt failed; `said` is what that says of the called service."""
+    """The attempt failed; `said` is what its end says of the called service."""
 
     failure: Failure
     said: Said = ERROR
@@ -230,13 +230,16 @@ def _ending(task: AnyTask, error: BaseException, context: Context) -> Ending:
 
 
 def _answered(task: AnyTask, error: BaseException, said: Said, policy: RetryPolicy | None) -> Ending:
-    """What an exception means that nobody raised for Millstream: the service's answer that it carries, if any, decides.
+    """What an exception means that is none of Millstream's own.
 
-    A refusal for now costs no attempt, unless the task's own policy names it.
+    Where it carries the answer of a service that refuses for now, the task waits and no attempt is used up; where the
+    service says that the request itself is wrong, another attempt would be, too. Both unless the task's retry policy
+    names that answer. All else is a failed attempt.
     """
-    reason = "fatal" if said.outcome == "too_large" else "error"
-    failure = _raised(task, error, reason, said.retry_after_s)
-    if said.asks_to_wait and not names_refusal(policy, f"http_{status_in(error)}", failure.classes):
+    named = names_refusal(policy, f"http_{status_in(error)}", _classes(error))
+    hopeless = said.outcome == "too_large" or (said.outcome == "client" and not named)
+    failure = _raised(task, error, "fatal" if hopeless else "error", said.retry_after_s)
+    if said.asks_to_wait and not named:
         return Later(True, _refused(error, said), after_s=said.retry_after_s, said=said)
     return Bad(failure, said)
 

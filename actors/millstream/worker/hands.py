@@ -36,7 +36,7 @@ class Hands:
     running: Running
     stopping: asyncio.Event
     alone: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by the one task here that may be what ends workers: the others of its kind wait unclaimed."""
+    """Held while a suspect runs, a task that may be what kills workers: other suspects wait for it, unclaimed."""
     tasks: Mapping[str, AnyTask] = field(init=False)
     waits: Waits = field(init=False)
 
@@ -65,7 +65,7 @@ class Hands:
             bench.heart.stop(delivery)
 
     async def _carry(self, hold: Hold, delivery: Delivery, place: Place) -> bool:
-        """True when the delivery is to be acked, False for silence."""
+        """May it start, and is there a handler? Returns True when the delivery is to be acked, False for silence."""
         task, bench = self.tasks.get(hold.item.card.task_type), self.bench
         refused = outcomes.before_start(hold, task, bench.clock.now(), bench.configured().prices)
         if refused is not None or task is None:
@@ -74,6 +74,7 @@ class Hands:
             return await self._execute(hold, delivery, task, place)
 
     async def _execute(self, hold: Hold, delivery: Delivery, task: AnyTask, place: Place) -> bool:
+        """Permit, claim, run, commit. Returns True when the delivery is to be acked, False for silence."""
         answer = await self.waits.permit(hold, task, place)
         if isinstance(answer, Outcome):
             return await self._commit(hold, answer, hold.item.fence, policy.hand_back)
@@ -140,10 +141,15 @@ class Hands:
     # --- run -------------------------------------------------------------------------------------
 
     async def _run(self, hold: Hold, started: Started, task: AnyTask, permit: Permit | None) -> Outcome:
-        """One execution, its permit settled, as the outcome to commit."""
+        """Run the handler and settle its permit; returns the outcome to commit."""
         crashes, now = started.card.crashes, self.bench.clock.now
-        if permit is not None and self.bench.clock.monotonic() > permit.use_by:
-            # A call that starts later than its permit says may be one too many in its window.
+        hold, refused = outcomes.taken_over(hold, crashes, now(), self.bench.configured().prices)
+        if refused is not None:
+            self._give_back(permit)
+            return refused
+        if permit is not None and not self.bench.permits.may_begin(permit):
+            # A call that starts later than its permit says may be one too many in its window, and one that starts
+            # after its gate was closed would be refused.
             permit = await self.waits.afresh(hold, permit)
             if permit is None:
                 return outcomes.too_late(hold, crashes, now())
@@ -176,7 +182,7 @@ class Hands:
             last = await self._last(hold)
             match judge(hold, last.event, last.seq):
                 case policy.Append(expect_seq, crashes):
-                    outcome = policy.with_crashes(outcome, crashes)
+                    outcome = outcomes.recounted(outcome, crashes, self.bench.configured().prices)
                 case policy.Committed():
                     return True
                 case policy.Silence():

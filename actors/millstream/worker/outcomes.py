@@ -1,4 +1,4 @@
-"""From how an execution ended to the event that says so. Pure."""
+"""Which event a worker writes for a delivery: for how its execution ended, or for why it could not begin. Pure."""
 
 from collections.abc import Mapping
 from typing import Any, assert_never
@@ -12,7 +12,7 @@ from millstream.policy import claim
 from millstream.policy.claim import Hold, Outcome
 from millstream.policy.decide import add_usage, over_budget
 from millstream.policy.limits import Price
-from millstream.policy.start import estimate_of, exhausted, refusal
+from millstream.policy.start import estimate_of, exhausted, refusal, with_lost
 from millstream.policy.waiting import throttled_again_s
 from millstream.worker.executor import Bad, CancelledByHandler, Ending, Good, Later, Stopped
 from millstream_schemas.events import AttemptFailed, Cancelled, Completed, Failure, Interrupted, Parked, Usage
@@ -32,19 +32,42 @@ def before_start(hold: Hold, task: AnyTask | None, now: float, prices: Mapping[s
     return None
 
 
+def taken_over(hold: Hold, crashes: int, now: float, prices: Mapping[str, Price]) -> tuple[Hold, Outcome | None]:
+    """A delivery once its claim has told how many attempts were lost: their estimates count for the task's own budget.
+
+    With the outcome where they have left too little of it for one more attempt, None where it may start.
+    """
+    item = with_lost(hold.item, crashes, prices)
+    if item is hold.item:
+        return hold, None
+    hold = msgspec.structs.replace(hold, item=item)
+    refused = refusal(item, now, estimate_of(item, prices))
+    return hold, None if refused is None else claim.failed(hold, crashes, refused)
+
+
+def recounted(outcome: Outcome, crashes: int, prices: Mapping[str, Price]) -> Outcome:
+    """The same outcome where the last event counts other crashes: on its card, and in what the task has used."""
+    item = None if isinstance(outcome, Completed | Cancelled) else outcome.item
+    if item is not None:
+        ahead = msgspec.structs.replace(item, card=outcome.card)  # what it counts already is in its usage
+        usage = with_lost(ahead, crashes, prices).usage
+        outcome = msgspec.structs.replace(outcome, item=msgspec.structs.replace(item, usage=usage))
+    return claim.with_crashes(outcome, crashes)
+
+
 def expired(hold: Hold) -> Outcome:
     """The outcome of a task whose deadline came while it waited for its permit."""
-    failure = Failure(reason="expired", message="the deadline passed while it waited for a permit")
+    failure = Failure(reason="expired", message="the deadline passed while the task waited for a permit")
     return claim.failed(hold, hold.item.card.crashes, failure)
 
 
 def parked(hold: Hold, after_s: float, detail: str, now: float) -> Outcome:
-    """The outcome of a task whose permit has to wait longer than a worker can."""
+    """The outcome of a task that would have to wait for its permit longer than a worker keeps it in hand."""
     return _parked(hold, hold.item.card.crashes, now + after_s, "throttled", detail)
 
 
 def too_late(hold: Hold, crashes: int, now: float) -> Outcome:
-    """The outcome of a task whose permit ran out while its claim was being stored: once more, with a new permit."""
+    """The outcome of a task whose permit could no longer be used once its claim was stored: it waits for a new one."""
     return _parked(hold, crashes, now, "throttled", "the permit ran out before the start")
 
 
@@ -80,7 +103,7 @@ def _until(hold: Hold, later: Later, now: float) -> float:
 
 
 def settlement(ending: Ending, usage: Usage) -> Settlement:
-    """What to tell the governor of a used permit: how its call ended, and what it used where the handler said so."""
+    """What to tell the governor of a used permit: how the execution ended, and what it used, if the handler said so."""
     used = bool(usage.tokens_in or usage.tokens_out)
     said = ending.said
     return Settlement(
@@ -95,7 +118,7 @@ def settlement(ending: Ending, usage: Usage) -> Settlement:
 
 
 def too_large(hold: Hold, outcome: Outcome, error: MessageTooLarge) -> Outcome:
-    """The outcome in the place of one that the server would not take; smaller with every call."""
+    """The outcome to commit instead of one that is too large for the server; smaller with every call."""
     failure = Failure(reason="result_too_large", error_type="ResultTooLarge", message=str(error))
     if not isinstance(outcome, AttemptFailed):
         return claim.failed(hold, outcome.card.crashes, failure)

@@ -22,11 +22,11 @@ PROGRESS_EVERY_S = 0.2
 
 @dataclass
 class Running:
-    """The executions of one worker by their id. The hard stop cancels what is in it, and what comes later."""
+    """The executions of one worker by their id; the hard stop ends them, and lets none begin after it."""
 
     executions: dict[str, tuple[Hold, "Execution"]] = field(default_factory=dict[str, tuple[Hold, "Execution"]])
     over: bool = False
-    """True after the hard stop: whatever was claimed too late must not begin."""
+    """True after the hard stop: what was claimed but had not begun by then must not begin."""
 
     @contextmanager
     def listed(self, hold: Hold, execution: "Execution") -> Generator[None]:
@@ -49,7 +49,7 @@ class Running:
 
 
 class Execution:
-    """One execution of a handler; `keys` are the limits of its permit."""
+    """One execution of a handler; `keys` are the limits of the task's own permit, empty where it has none."""
 
     def __init__(self, bench: Bench, hold: Hold, task: AnyTask, keys: tuple[str, ...]) -> None:
         self._bench = bench

@@ -1,4 +1,4 @@
-"""Who of a worker's deliveries runs and who waits: a waiting one holds no slot, and gets the next free one in its turn."""
+"""Which deliveries of a worker run and which wait: a waiting one holds no slot, and stands in line for the next free one."""
 
 import asyncio
 from collections import deque
@@ -8,26 +8,32 @@ from enum import Enum
 
 
 class _At(Enum):
-    """Where a delivery in hand is."""
+    """What a delivery in hand holds."""
 
     SLOT = "slot"
-    """It holds a slot, and may yet have to wait."""
+    """It holds a slot, and it is not decided yet whether it has to wait."""
     RUNNING = "running"
     """It holds a slot and waits for nothing any more."""
     WAITING = "waiting"
+    """It waits for a permit, or for a slot, and holds none."""
     LEFT = "left"
+    """The worker is done with it."""
 
 
 class Slots:
-    """The slots of one worker, and as many places beside them for deliveries that wait for permits."""
+    """The slots of one worker, and as many places beside them for deliveries that wait for permits.
+
+    `freed` is called when there is more room to pull than before.
+    """
 
     def __init__(self, total: int, freed: Callable[[], None]) -> None:
         self.total = total
         self.taken = 0
-        """Slots that are held."""
+        """Slots that are held, or reserved for what is being pulled."""
         self.waiting = 0
-        """Deliveries in hand that hold none."""
+        """Deliveries in hand that hold no slot."""
         self._undecided = 0
+        """Deliveries with a slot that may yet have to wait: places are kept free for them."""
         self._line: deque[Place] = deque()
         self._places: set[Place] = set()
         self._freed = freed
@@ -45,29 +51,29 @@ class Slots:
 
     @property
     def crowded(self) -> bool:
-        """No further delivery may wait, hence none be pulled."""
+        """Whether every waiting place is taken, so that nothing can be pulled."""
         return self.waiting >= self.total
 
     def reserve(self, count: int) -> None:
-        """Keep the slots of deliveries that are being pulled, at most `room`."""
+        """Reserve slots for deliveries that are about to be pulled, at most `room`."""
         self.taken += count
         self._undecided += count
 
     def release(self, count: int) -> None:
-        """Give back what was reserved and not needed: fewer deliveries came."""
+        """Give back slots that were reserved and not needed, because fewer deliveries came."""
         room = self.room
         self.taken -= count
         self._undecided -= count
         self._serve(room)
 
     def place(self) -> "Place":
-        """The place of a delivery that came, for which a slot is reserved: it holds that from now on."""
+        """The place of a delivery that came: it holds the slot that was reserved for it."""
         place = Place(self)
         self._places.add(place)
         return place
 
     def drain(self) -> None:
-        """End every wait at once, and those that begin later at their beginning."""
+        """End every wait now, and each later one as soon as it begins."""
         self.draining = True
         for place in self._places:
             place.hurry()
@@ -75,7 +81,7 @@ class Slots:
     # --- moves of places -----------------------------------------------------------------------
 
     def move(self, place: "Place", to: _At) -> None:
-        """Count a place where it goes; what that frees goes to the first in line, else to a pull."""
+        """Move a place to another state. A slot that this frees goes to the first in line, else to the next pull."""
         room = self.room
         came_from, place.at = place.at, to
         self.taken += _holds(to) - _holds(came_from)
@@ -86,6 +92,7 @@ class Slots:
         self._serve(room)
 
     def _serve(self, room: int) -> None:
+        """Give free slots to those in line; tell of it where there is more room to pull than `room`."""
         while self._line and self.taken < self.total:
             first = self._line.popleft()
             first.told()
@@ -94,7 +101,7 @@ class Slots:
             self._freed()
 
     def is_free(self) -> bool:
-        """A slot is free, and nobody stands in line for it."""
+        """Whether a slot is free and nobody stands in line for it."""
         return self.taken < self.total and not self._line
 
     def join_line(self, place: "Place") -> None:
@@ -110,7 +117,7 @@ def _holds(at: _At) -> bool:
 
 
 class Place:
-    """One delivery's place in a worker."""
+    """One delivery's place in a worker: a slot, a waiting place, or none any more."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
@@ -124,7 +131,7 @@ class Place:
 
     @contextmanager
     def wait(self) -> Generator[asyncio.Timeout]:
-        """The time limit of a wait, for its body to enter: without end until `drain`."""
+        """A time limit to enter around a wait: it runs out when the worker drains, and not before."""
         self._patience = asyncio.timeout(0 if self._slots.draining else None)
         try:
             yield self._patience
@@ -133,7 +140,7 @@ class Place:
 
     @contextmanager
     def yielding(self, after_s: float) -> Generator[None]:
-        """Give the slot up if the body takes longer than `after_s`."""
+        """Give up the slot where the body takes longer than `after_s`."""
         timer = asyncio.get_running_loop().call_later(after_s, self.leave_slot)
         try:
             yield
@@ -146,18 +153,18 @@ class Place:
             self._patience.reschedule(asyncio.get_running_loop().time())
 
     def leave_slot(self) -> None:
-        """Wait without a slot from now on."""
+        """Give up the slot, and wait without one from now on."""
         if self.at is _At.SLOT:
             self._slots.move(self, _At.WAITING)
 
     def take_slot(self) -> bool:
-        """True when it holds a slot, or could take one that nobody stands in line for."""
+        """Take a slot that is free and that nobody stands in line for; True when it holds one then."""
         if self.at is _At.WAITING and self._slots.is_free():
             self._slots.move(self, _At.SLOT)
         return self.at is _At.SLOT
 
     async def next_slot(self, limit_s: float) -> bool:
-        """Stand in line for a slot, before any pull; False where none became free within `limit_s`."""
+        """Stand in line for a slot; those in line go before any pull. False where none came within `limit_s`."""
         if self.take_slot():
             return True
         self._turn = asyncio.Event()
@@ -172,15 +179,15 @@ class Place:
         return True
 
     def told(self) -> None:
-        """Its turn has come."""
+        """Tell the one who stands in line that the slot is its own."""
         if self._turn is not None:
             self._turn.set()
 
     def begin(self) -> None:
-        """It holds a slot and waits for nothing any more."""
+        """Note that it waits for nothing any more, and runs in its slot."""
         self._slots.move(self, _At.RUNNING)
 
     def leave(self) -> None:
-        """It is out of the worker's hand."""
+        """Note that the worker is done with it."""
         if self.at is not _At.LEFT:
             self._slots.move(self, _At.LEFT)

@@ -1,4 +1,4 @@
-"""How a delivery comes to its permit: it waits beside the slots, within its patience, and is parked beyond it."""
+"""How a delivery gets its permit: it waits without a slot for as long as it may, and is parked beyond that."""
 
 import asyncio
 from dataclasses import dataclass
@@ -21,15 +21,16 @@ from millstream_schemas.events import WorkItem
 from millstream_schemas.permits import MAX_KEYS
 
 SLOT_GRACE_S = 0.05
-"""So long a delivery keeps its slot while it asks: most grants come sooner, and need no second slot."""
+"""How long a delivery keeps its slot while it asks: most grants come sooner, and it need not find a slot again."""
 IN_HAND_S = 0.5
-"""The same for one that waited for its slot: meanwhile its permit may come again."""
+"""How long it keeps a slot that it had to stand in line for, while it asks again for the permit that it gave back."""
 CALLS_MAX = 1000
+"""Requests to a provider that one permit may cover."""
 
 
 @dataclass(frozen=True, slots=True)
 class HandBack:
-    """The worker stops: the delivery goes back as it is."""
+    """The worker stops: the delivery is to be handed back as it came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Asked:
 
 
 Answer = Permit | Outcome | HandBack | None
-"""None where the task has no limits; an outcome stands in for a permit that does not come."""
+"""None where the task has no limits and needs no permit; an outcome to commit where no permit will come."""
 
 
 def keys_of(item: WorkItem, task: AnyTask, settings: Settings) -> tuple[str, ...]:
@@ -75,7 +76,7 @@ class Waits:
     bench: Bench
 
     async def permit(self, hold: Hold, task: AnyTask, place: Place) -> Answer:
-        """The permit of a delivery, with a slot to use it in; or what becomes of the delivery instead."""
+        """Get a delivery its permit, with a slot to use it in; or say what becomes of the delivery instead."""
         keys = keys_of(hold.item, task, self.bench.configured())
         if not keys:
             return None
@@ -92,13 +93,18 @@ class Waits:
                 return HandBack()
 
     async def afresh(self, hold: Hold, permit: Permit) -> Permit | None:
-        """Another permit, at once, for one that ran out before its use; None where there is none."""
+        """Give back a permit that must not be used any more, and ask for another; None where none comes at once."""
         self.bench.permits.give_back(permit)
         asked = self._asked(hold, permit.keys)
         answer = await self.bench.permits.acquire(asked.keys, asked.need, IN_HAND_S, asked.task, asked.retry)
         return answer if isinstance(answer, Permit) else None
 
     async def _wait(self, hold: Hold, asked: Asked, place: Place) -> Permit | Outcome:
+        """Ask until there are both a permit and a slot, or until the delivery has waited for as long as it may.
+
+        A permit that comes while every slot is taken goes back; the delivery stands in line for a slot, and asks again
+        with that in hand.
+        """
         permits, clock = self.bench.permits, self.bench.clock
         began, grace_s, least_s = clock.monotonic(), SLOT_GRACE_S, 0.0
         while True:
@@ -126,7 +132,7 @@ class Waits:
                 return outcomes.parked(hold, 0.0, "every slot of the worker was taken", clock.now())
 
     async def _has_slot(self, place: Place, permit: Permit) -> bool:
-        """Whether there is a slot for a permit; where none is free soon, it is given back: it would run out unused."""
+        """Whether a slot is free, or soon is, to use a permit in; else the permit goes back before it runs out unused."""
         took = False
         try:
             took = await place.next_slot(SLOT_GRACE_S)
@@ -138,7 +144,7 @@ class Waits:
     def _turned_away(
         self, hold: Hold, answer: WaitFor | DeniedPermit, waited: policy.Waited, held_s: float
     ) -> policy.Again | Outcome:
-        """Whether to ask again, or the outcome that stands in for the permit."""
+        """What to do after an answer that is no permit: ask again, or commit an outcome that parks or fails the task."""
         step: policy.Again | policy.Park | policy.Fail
         if isinstance(answer, WaitFor):
             step = policy.after_wait(waited, answer.seconds, answer.limiting_key, answer.reason, held_s)

@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from millstream.policy import release, ticks
+from millstream.policy.stops import Stop
 from millstream_schemas.events import Cause, Deadline, Failed, Held, Released
 from tests.policy.model.numbers import ACK, DEADLINE, DECIDED_AT, HELD, WORK, Messages, Next
 
@@ -76,7 +77,7 @@ class HeldRules:
         entry = self._read(seq, item)
         wanted: list[release.Written | None] = [release.chosen(entry, now) for now in self._moments]
         if self._too_long:
-            wanted.append(release.overdue(entry, DECIDED_AT + 9.0, 5.0))
+            wanted.append(release.overdue(entry, DECIDED_AT + 9.0, 5.0, Stop(0.0, DECIDED_AT, "limit llm: paused")))
         return [("append", self._rules.events.number(event), entry.item.fence) for event in wanted if event is not None]
 
     def _entry(self, seq: int, item: int, wanted: int, chain: tuple[int, ...]) -> Next:
