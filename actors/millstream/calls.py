@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
-from millstream.answers import Said, attribute, said_of
+from millstream.answers import UNKNOWN, Said, attribute, said_of
 from millstream.context import Used
 from millstream.errors import BudgetExhausted, CallerError, Fatal, LimitReached
 from millstream.permits_client import DeniedPermit, Need, Permit, Settlement, WaitFor
@@ -57,8 +57,10 @@ class Permits(Protocol):
 class Grant:
     """The permit that a call is using: what `async with ctx.limit(...) as grant` gives."""
 
-    def __init__(self, permit: Permit, used: Used) -> None:
-        self._permit = permit
+    def __init__(self, permit: Permit, used: Used, outer: "Grant | None" = None) -> None:
+        self.permit = permit
+        self.outer = outer
+        """The grant of the block around this one."""
         self._used = used
         self._own: Used | None = None
         self.reported = False
@@ -66,7 +68,7 @@ class Grant:
     @property
     def keys(self) -> tuple[str, ...]:
         """The limits that the call counts against."""
-        return self._permit.keys
+        return self.permit.keys
 
     def usage(self, *, tokens_in: int = 0, tokens_out: int = 0, cost_usd: float = 0.0) -> None:
         """Add to what the call has used. It replaces the estimate when the permit is settled, and counts for the task."""
@@ -109,6 +111,8 @@ class Calls:
     over: bool = False
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     _reserved: Used = field(default_factory=Used)
+    _open: dict[Grant, Need] = field(default_factory=dict[Grant, Need])
+    """The grants that have neither been settled nor given back; changed in the loop alone."""
     _told: deque[object] = field(default_factory=lambda: deque[object](maxlen=_TOLD))
     _http: "httpx.AsyncClient | None" = None
 
@@ -122,8 +126,13 @@ class Calls:
         return self._http
 
     async def close(self) -> None:
-        """End with the execution: from now on no permit is given, not even to a thread that still runs."""
+        """End with the execution: from now on no permit is given, not even to a thread that still runs.
+
+        A call that was never left is settled as unknown: nobody will say how it ended.
+        """
         self.over = True
+        for grant in tuple(self._open):
+            self._settle(grant, UNKNOWN)
         if self._http is not None:
             with suppress(Exception):  # whatever is wrong with its connections, the execution has its ending
                 async with asyncio.timeout(CLOSE_S):
@@ -179,34 +188,43 @@ class Calls:
         )
         return LimitedCall(self, keys, need, wait_s)
 
-    async def begin(self, keys: tuple[str, ...], need: Need, wait_s: float) -> Permit:
-        """Wait for a permit under which a call may begin at once; raises LimitReached, BudgetExhausted or Fatal."""
-        self._check_open()
+    async def begin(self, keys: tuple[str, ...], need: Need, wait_s: float, outer: Grant | None) -> Grant:
+        """Wait for a permit under which a call may begin at once; raises LimitReached, BudgetExhausted, Fatal, CallerError."""
+        self.check_open()
         self._reserve(need, 1)
         permit: Permit | None = None
         try:
-            permit = await self._acquire(keys, need, wait_s)
-            self._check_open()
+            permit = await self._acquire(keys, need, wait_s, outer)
+            self.check_open()
         except BaseException:
             self._reserve(need, -1)
             if permit is not None:
                 self.permits.give_back(permit)
             raise
-        return permit
+        grant = Grant(permit, self.used, outer)
+        self._open[grant] = need
+        return grant
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raises CallerError once the execution is over."""
         if self.over:
             raise CallerError("the execution of this task has ended: `ctx.limit` gives no permit for it any more")
 
-    def abandon(self, permit: Permit, need: Need) -> None:
+    def abandon(self, grant: Grant) -> None:
         """Give back a permit under which no call began."""
-        self._reserve(need, -1)
-        self.permits.give_back(permit)
+        need = self._open.pop(grant, None)
+        if need is not None:
+            self._reserve(need, -1)
+            self.permits.give_back(grant.permit)
 
-    def finish(self, permit: Permit, grant: Grant, need: Need, error: BaseException | None) -> None:
-        """Settle a permit by how its call ended."""
-        self._reserve(need, -1)
-        self.permits.settle(permit, grant.settlement(self.end(error, grant)))
+    def finish(self, grant: Grant, error: BaseException | None) -> None:
+        """Settle a permit by how its call ended; of several ends the first counts."""
+        if grant in self._open:
+            self._settle(grant, self.end(error, grant))
+
+    def _settle(self, grant: Grant, said: Said) -> None:
+        self._reserve(self._open.pop(grant), -1)
+        self.permits.settle(grant.permit, grant.settlement(said))
 
     def _reserve(self, need: Need, times: int) -> None:
         """Add (`times` 1) or take away (-1) the estimate of a call that runs, so that several at once keep the task's budget.
@@ -229,7 +247,13 @@ class Calls:
         ahead.tokens_out += times * need.tokens_out
         ahead.cost_usd += times * cost_usd
 
-    async def _acquire(self, keys: tuple[str, ...], need: Need, wait_s: float) -> Permit:
+    def _holds(self, key: str, inner: Grant | None) -> bool:
+        """Whether this call would wait for itself: its task's permit, or a block around it, has a place of `key`."""
+        while inner is not None and not (inner in self._open and key in inner.keys):
+            inner = inner.outer
+        return inner is not None or key in self.keys
+
+    async def _acquire(self, keys: tuple[str, ...], need: Need, wait_s: float, outer: Grant | None) -> Permit:
         ends = self.monotonic() + wait_s
         card = self.item.card
         while True:
@@ -240,6 +264,9 @@ class Calls:
                 return answer
             if isinstance(answer, DeniedPermit):
                 raise _refusal(answer)
+            if answer.reason == "concurrency" and self._holds(answer.limiting_key, outer):
+                place = f"`ctx.limit` waits for a place of `{answer.limiting_key}`"
+                raise CallerError(f"{place} that is already held by this task: take the key only once")
             now = self.monotonic()
             if answer.seconds >= ends - now:
                 raise LimitReached(answer.seconds, policy.waits_for(answer.limiting_key, answer.reason))
@@ -260,56 +287,55 @@ def _refusal(answer: DeniedPermit) -> LimitReached | BudgetExhausted | Fatal:
 class LimitedCall:
     """One call under limits: `async with` in an async handler, `with` in a sync one. Yields its `Grant`."""
 
-    __slots__ = ("_before", "_calls", "_grant", "_keys", "_need", "_permit", "_wait_s")
+    __slots__ = ("_before", "_calls", "_grant", "_keys", "_need", "_wait_s")
 
     def __init__(self, calls: Calls, keys: tuple[str, ...], need: Need, wait_s: float) -> None:
         self._calls = calls
         self._keys = keys
         self._need = need
         self._wait_s = wait_s
-        self._permit: Permit | None = None
         self._grant: Grant | None = None
         self._before: Grant | None = None
 
     async def __aenter__(self) -> Grant:
-        return self._entered(await self._calls.begin(self._keys, self._need, self._wait_s))
+        return self._entered(await self._calls.begin(self._keys, self._need, self._wait_s, _innermost.get()))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        permit, grant = self._left()
-        self._calls.finish(permit, grant, self._need, error)
+        self._calls.finish(self._left(), error)
 
     def __enter__(self) -> Grant:
         calls = self._calls
         if _runs_a_loop():
             raise CallerError("an async handler takes its limits by `async with ctx.limit(...)`")
         while True:
-            asked = calls.begin(self._keys, self._need, self._wait_s)
-            permit = asyncio.run_coroutine_threadsafe(asked, calls.loop).result()
-            if calls.permits.may_begin(permit):  # a busy process may take its time to come back to this thread
-                return self._entered(permit)
-            calls.loop.call_soon_threadsafe(calls.abandon, permit, self._need)
+            asked = calls.begin(self._keys, self._need, self._wait_s, _innermost.get())
+            grant = asyncio.run_coroutine_threadsafe(asked, calls.loop).result()
+            calls.check_open()
+            if calls.permits.may_begin(grant.permit):  # a busy process may take its time to come back to this thread
+                return self._entered(grant)
+            calls.loop.call_soon_threadsafe(calls.abandon, grant)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        permit, grant = self._left()
-        self._calls.loop.call_soon_threadsafe(self._calls.finish, permit, grant, self._need, error)
+        grant = self._left()
+        with suppress(RuntimeError):  # the worker's loop has ended, and the execution long before it
+            self._calls.loop.call_soon_threadsafe(self._calls.finish, grant, error)
 
-    def _entered(self, permit: Permit) -> Grant:
-        self._permit, self._grant = permit, Grant(permit, self._calls.used)
-        self._before = _innermost.get()
-        _innermost.set(self._grant)
-        return self._grant
+    def _entered(self, grant: Grant) -> Grant:
+        self._grant, self._before = grant, grant.outer
+        _innermost.set(grant)
+        return grant
 
-    def _left(self) -> tuple[Permit, Grant]:
-        permit, grant = self._permit, self._grant
-        if permit is None or grant is None:
+    def _left(self) -> Grant:
+        grant = self._grant
+        if grant is None:
             raise CallerError("`ctx.limit(...)` was left without having been entered")
-        self._permit = self._grant = None
+        self._grant = None
         _innermost.set(self._before)
-        return permit, grant
+        return grant
 
 
 def _runs_a_loop() -> bool:

@@ -11,11 +11,11 @@ import msgspec
 from millstream.errors import CallerError
 from millstream.policy.admit import instant
 from millstream.policy.durations import Duration, seconds
-from millstream.policy.limits import fill, is_template
+from millstream.policy.limits import check_template, fill, is_template
 from millstream.policy.metering import fields_of
 from millstream.policy.start import model_of
 from millstream.policy.texts import clean
-from millstream_schemas.envelope import Envelope, Mode
+from millstream_schemas.envelope import Envelope, Mode, Name
 from millstream_schemas.events import Usage, WorkItem
 from millstream_schemas.keys import derive_key
 from millstream_schemas.permits import MAX_KEYS
@@ -65,6 +65,40 @@ class Used:
     def with_runtime(self, runtime_s: float) -> Usage:
         """The usage of the whole execution."""
         return Usage(tokens_in=self.tokens_in, tokens_out=self.tokens_out, cost_usd=self.cost_usd, runtime_s=runtime_s)
+
+
+def _limit_keys(given: tuple[str, ...], envelope: Envelope) -> tuple[str, ...]:
+    """The keys that a handler names, templates filled in; raises CallerError for one that can be no limit's."""
+    for key in given:
+        _check_text("key", key)
+        try:
+            check_template(key)
+        except ValueError as error:
+            raise CallerError(f"key {key!r:.200} of `ctx.limit`: {error}") from None
+    keys = given
+    if len(given) > 1 or any(is_template(key) for key in given):
+        fields = fields_of(envelope)
+        keys = tuple(sorted({fill(key, fields) for key in given}))
+    if len(keys) > MAX_KEYS:
+        raise CallerError(f"`ctx.limit` takes 1 to {MAX_KEYS} keys, got {keys!r:.200}")
+    for key in keys:
+        try:
+            msgspec.convert(key, Name)
+        except msgspec.ValidationError:
+            raise CallerError(
+                f"key {key!r:.200} of `ctx.limit`: expected 1 to 128 characters, and no control characters"
+            ) from None
+    return keys
+
+
+def _check_text(what: str, given: object) -> None:
+    try:
+        if isinstance(given, str):
+            given.encode()
+            return
+    except UnicodeEncodeError:
+        pass
+    raise CallerError(f"{what} {given!r:.200} of `ctx.limit`: expected a text that UTF-8 can encode")
 
 
 @dataclass
@@ -154,12 +188,9 @@ class Context:
         calls = self._open_calls()
         if tokens and (tokens_in or tokens_out):
             raise CallerError("`ctx.limit` takes `tokens`, or `tokens_in` and `tokens_out`, not both")
-        keys: tuple[str, ...] = (key,)
-        if more or is_template(key):
-            fields = fields_of(self.item.envelope)
-            keys = tuple(sorted({fill(one, fields) for one in (key, *more)}))
-        if len(keys) > MAX_KEYS or not all(keys):
-            raise CallerError(f"`ctx.limit` takes 1 to {MAX_KEYS} keys, got {keys!r:.200}")
+        keys = _limit_keys((key, *more), self.item.envelope)
+        if model is not None:
+            _check_text("model", model)
         try:
             wait_s = seconds(wait)
         except ValueError as error:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import assert_never
 
+from millstream.errors import BrokerClosed
 from millstream.permit_kinds import DeniedPermit, Need, WaitFor
 from millstream.permit_link import GovernorLink
 from millstream.ports import Clock
@@ -179,6 +180,18 @@ class PermitRequests:
             self._lines.pop(line.want, None)
 
     async def _ask(self, batch: _Batch) -> None:
+        """Ask for a batch; whatever is wrong with its request is for its askers alone to hear. Raises BrokerClosed."""
+        try:
+            await self._ask_for(batch)
+        except BrokerClosed:
+            raise
+        except ValueError as error:  # it cannot be written as JSON, and never will be
+            key = batch.line.want.keys[0].encode(errors="backslashreplace").decode()
+            _answer_all(batch.askers, DeniedPermit("bad_request", key, None, ascii(str(error))[:200]))
+        except Exception:  # noqa: BLE001 - one request that fails must not end the requests of all others
+            _answer_all(batch.askers, _NOBODY)
+
+    async def _ask_for(self, batch: _Batch) -> None:
         want, askers = batch.line.want, batch.askers
         self._count += 1
         batch.asked_as = self._ids + str(self._count)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 from millstream.clock import SystemClock
+from millstream.errors import BrokerClosed
 from millstream.permit_kinds import (
     DeniedPermit,
     Need,
@@ -238,6 +239,10 @@ class PermitClient:
         except asyncio.CancelledError:
             self._link.tell(request)
             raise
+        except BrokerClosed:
+            raise
+        except Exception:  # noqa: BLE001 - the lease runs out then; the ends of other permits must not go with it
+            return
 
     # --- beside the work ---------------------------------------------------------------------------
 

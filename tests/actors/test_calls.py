@@ -273,6 +273,66 @@ async def test_calls_that_run_at_one_time_stay_within_the_tasks_budget_together(
     assert "max_cost_usd: 1.2 of 1 used" in refused[0]
 
 
+async def test_a_call_that_is_never_left_ends_with_its_execution() -> None:
+    """As unknown; whoever leaves it later says nothing more."""
+    left_open: list[Any] = []
+
+    async def handler(ctx: Context) -> None:
+        call = ctx.limit("inner")
+        grant = await call.__aenter__()
+        grant.usage(tokens_in=3)
+        left_open.append(call)
+
+    end = await tried(handler, limits=("outer",))
+    assert isinstance(end.event, Completed)
+    assert end.outcomes == [("inner", "unknown", False), ("outer", "ok", False)]
+    assert end.settlements[0][1].tokens_in == 3
+    await left_open[0].__aexit__(None, None, None)
+    assert len(end.settlements) == 2
+
+
+@pytest.mark.parametrize("limits", [("one",), ()])
+async def test_a_call_that_would_wait_for_its_own_task_is_told_so(limits: tuple[str, ...]) -> None:
+    """The place it wants is held by the task's permit, or by the block around it."""
+    here = await race()
+
+    async def handler(ctx: Context) -> None:
+        async with ctx.limit("outer" if limits else "one"):
+            here.desk.answers["one"] = WaitFor(0.01, "one", "concurrency")
+            async with ctx.limit("one"):
+                raise AssertionError("no permit, no call")
+
+    end = await tried(handler, limits, here)
+    assert isinstance(end.event, AttemptFailed)
+    assert end.event.failure.error_type == "CallerError"
+    assert "`one` that is already held by this task" in end.event.failure.message
+
+
+async def test_a_call_waits_for_one_beside_it() -> None:
+    """It is not inside of the other's block, which ends by itself and gives its place away."""
+    here = await race()
+
+    async def handler(ctx: Context) -> None:
+        asked = asyncio.Event()
+
+        async def first() -> None:
+            async with ctx.limit("one"):
+                here.desk.answers["one"] = WaitFor(0.01, "one", "concurrency")
+                asked.set()
+                await wait_until(lambda: len(here.desk.asked) >= 3, "the other to have asked twice")
+            del here.desk.answers["one"]
+
+        async def second() -> None:
+            await asked.wait()
+            async with ctx.limit("one"):
+                pass
+
+        await asyncio.gather(first(), second())
+
+    end = await tried(handler, (), here)
+    assert isinstance(end.event, Completed), end.event
+
+
 async def test_no_call_begins_once_the_execution_is_over() -> None:
     """A thread that outlives its execution gets no permit any more."""
     ended = threading.Event()
@@ -303,6 +363,14 @@ async def test_no_call_begins_once_the_execution_is_over() -> None:
     [
         {"wait": "soon"},
         {"key": ""},
+        {"key": "t/\ud800"},
+        {"key": "a\nb"},
+        {"key": "k" * 129},
+        {"key": 7},
+        {"key": "{bogus}"},
+        {"more": ["t/{pins.model}", "open{"]},
+        {"model": "\ud800"},
+        {"model": 7},
         {"more": [f"key-{n}" for n in range(40)]},
         {"tokens": 1, "tokens_in": 1},
         {"tokens": 1, "tokens_out": 1},

@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 import pytest
 
-from millstream import permits_client
+from millstream import permit_link, permits_client
 from millstream.clock import SystemClock
 from millstream.memory import MemoryServer
 from millstream.permits_client import DeniedPermit, Need, Permit, PermitClient, Settlement, WaitFor
@@ -64,6 +64,8 @@ class Governor:
         Renewed(lost=(), epoch=1) if isinstance(request, Renew) else Settled(ended=1, epoch=1)
     )
     received: list[PermitRequest] = field(default_factory=list[PermitRequest])
+    raw: list[bytes] = field(default_factory=list[bytes])
+    """Given as they are, one for each request, before anything else is answered."""
     told: list[PermitRequest] = field(default_factory=list[PermitRequest])
     held: dict[str, asyncio.Future[PermitReply]] = field(default_factory=dict[str, "asyncio.Future[PermitReply]"])
 
@@ -78,6 +80,8 @@ class Governor:
     async def _answer(self, body: bytes) -> bytes | None:
         request = msgspec.json.decode(body, type=PermitRequest)
         self.received.append(request)
+        if self.raw:
+            return self.raw.pop(0)
         reply = self.on_acquire(request) if isinstance(request, Acquire) else self.on_other(request)
         if reply is None and isinstance(request, Acquire) and request.id in self.held:
             reply = await self.held[request.id]
@@ -481,8 +485,9 @@ async def test_a_governor_that_begins_hears_at_once_what_is_held(site: Site) -> 
     assert site.governor.of(Renew) == [Renew(worker="w-1", permits=())]  # to begin with: it knows of no governor
     site.governor.on_other = lambda request: Renewed(lost=(), epoch=2) if isinstance(request, Renew) else None
     site.governor.say(Said(epoch=2, began=True))
-    await wait_until(lambda: len(site.governor.of(Renew)) == 2, "a renewal without permits")
-    assert site.governor.of(Renew)[-1] == Renew(worker="w-1", permits=(), epoch=2)
+    await wait_until(lambda: len(site.governor.of(Renew)) == 3, "two renewals without permits")
+    # The reply to the first tells who leads; a governor passes over what was told to its predecessor.
+    assert site.governor.of(Renew)[1:] == [Renew(worker="w-1", permits=(), epoch=epoch) for epoch in (1, 2)]
     site.governor.on_acquire = lambda request: granted(request, epoch=2)
     permit = await site.permit(Need(cost_usd=0.5))
     before = len(site.governor.of(Renew))
@@ -539,7 +544,7 @@ async def test_replies_of_an_earlier_leader_do_not_count(site: Site) -> None:
     """They come from a process that was stopped while another took over; what it granted is returned."""
     site.governor.on_other = lambda request: Renewed(lost=(), epoch=5) if isinstance(request, Renew) else None
     site.governor.say(Said(epoch=5, began=True))
-    await wait_until(lambda: site.governor.of(Renew), "the renewal")
+    await wait_until(lambda: Renew(worker="w-1", permits=(), epoch=5) in site.governor.of(Renew), "the renewal")
     site.governor.on_acquire = lambda request: granted(request, epoch=4)
     answer = await site.client.acquire(KEYS, Need(), 0.1)
     assert isinstance(answer, WaitFor)
@@ -548,6 +553,70 @@ async def test_replies_of_an_earlier_leader_do_not_count(site: Site) -> None:
     assert site.client.held == 0
     site.governor.on_acquire = lambda request: granted(request, epoch=5)
     assert (await site.permit()).epoch == 5
+
+
+@pytest.mark.parametrize("began", [False, True])
+async def test_a_word_of_a_later_epoch_is_asked_about_and_not_believed(site: Site, began: bool) -> None:
+    """Anybody could have said it; who leads, its replies tell."""
+    await site.permit()
+    before = len(site.governor.of(Renew))
+    site.governor.say(Said(epoch=999_999_999, began=began))
+    await wait_until(lambda: len(site.governor.of(Renew)) > before, "a renewal")
+    assert (await site.permit()).epoch == 1
+
+
+async def test_a_governor_that_was_set_up_anew_counts_from_one_again(site: Site) -> None:
+    """Its first word and its reply to the renewal agree on a lower epoch; that is no late word of a predecessor."""
+    site.governor.on_other = lambda request: Renewed(lost=(), epoch=5)
+    site.governor.on_acquire = lambda request: granted(request, epoch=5)
+    assert (await site.permit()).epoch == 5
+    site.governor.on_other = lambda request: Renewed(lost=(), epoch=1)
+    site.governor.on_acquire = granted
+    site.governor.say(Said(epoch=1, began=True))
+    assert (await site.permit()).epoch == 1
+
+
+async def test_who_alone_answers_for_long_leads_though_its_epoch_is_lower(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where its first word was lost; what it grants before that is returned."""
+    monkeypatch.setattr(permit_link, "LOWER_FOR_S", 0.5)
+    site.governor.on_acquire = lambda request: granted(request, epoch=5)
+    assert (await site.permit()).epoch == 5
+    site.governor.on_acquire = granted
+    assert (await site.permit(wait_s=20.0)).epoch == 1
+    assert site.governor.of(Return)
+
+
+# --- what cannot be asked or read -------------------------------------------------------------------
+
+
+async def test_a_request_that_cannot_be_written_is_denied_to_its_asker_alone(site: Site) -> None:
+    """No other request, and no renewal, ends with it."""
+    for keys, need in ((("t/\ud800",), Need()), (KEYS, Need(model="\ud800"))):
+        answer = await site.client.acquire(keys, need, 1.0)
+        assert isinstance(answer, DeniedPermit)
+        assert answer.reason == "bad_request"
+        answer.key.encode()
+    permit = await site.permit()
+    site.client.settle(permit, Settlement("ok", model="\ud800"))
+    await site.permit()
+    assert not site.running.done()
+
+
+async def test_a_reply_that_cannot_be_read_is_no_reply(site: Site) -> None:
+    """Nested beyond what a decoder follows, or no text at all; the same goes for what is told to everybody."""
+    deep = b'{"v":2,"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    bodies = [deep, b"\xff\xfe", b""]
+    for body in bodies:
+        site.governor.broker.tell(NAMES.governor_said, body)
+    site.governor.raw = list(bodies)
+    answer = await site.client.acquire(KEYS, Need(), 0.1)
+    assert isinstance(answer, WaitFor)
+    assert answer.reason == "governor_unreachable"
+    await site.permit(wait_s=20.0)
+    assert site.governor.raw == []
+    assert not site.running.done()
 
 
 async def test_a_lost_permit_is_settled_all_the_same(site: Site) -> None:

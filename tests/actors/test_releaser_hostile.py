@@ -15,11 +15,12 @@ import pytest
 from millstream.dispatcher import releaser
 from millstream.dispatcher.context import Context
 from millstream.dispatcher.depth import Depth
-from millstream.errors import NoAnswer
+from millstream.dispatcher.gates import Gates
+from millstream.errors import MessageTooLarge, NoAnswer
 from millstream.ports import Broker, Outgoing, Record
 from millstream_schemas.envelope import Envelope
 from millstream_schemas.events import Cancelled, Cause, Failed, Failure, Held, Released, Started, WorkItem
-from millstream_schemas.permits import Gate
+from millstream_schemas.permits import Gate, Pool
 from tests.support.releasing import QUEUE, ReleaseHouse, release_house, releasing
 from tests.support.waiting import wait_until
 
@@ -413,3 +414,65 @@ async def test_a_tenant_or_queue_with_a_strange_name_is_held_and_released_like_a
         info = await house.broker.stream_info(house.names.work_stream)
         assert info is not None
         assert info.messages == 0
+
+
+async def test_pools_with_long_names_by_the_hundred_keep_no_other_from_its_gate() -> None:
+    """Together they are larger than a message may be; the batches around them are asked for all the same."""
+    async with release_house(limits={"llm": {"requests": "600/min"}}) as house:
+        house.gates[("llm",)] = Gate(keys=("llm",), open=True)
+        await house.govern()
+        await house.worker(5)
+        sizes: list[int] = []
+
+        async def request(subject: str, body: bytes, timeout_s: float) -> bytes:
+            answer = await house.broker.request(subject, body, timeout_s)
+            sizes.extend((len(body), len(answer)))
+            if max(len(body), len(answer)) > 1024 * 1024:
+                raise MessageTooLarge("a question", len(body), 1024 * 1024)
+            return answer
+
+        for number in range(700):
+            await house.hold(1, queue="other", limits=[f"{number}-{of}-".ljust(128, "x") for of in range(16)])
+        (key,) = await house.hold(1, limits=["llm"])
+        async with releasing(house, patched(house, request=request)):
+            (item,) = await house.released(1)
+        assert item.card.key == key
+        assert max(sizes) < 512 * 1024
+        assert house.telemetry.counts["broker.trouble"] == 0
+
+
+async def test_a_batch_of_gates_that_cannot_be_asked_for_is_told_and_keeps_no_other_from_its_gate() -> None:
+    """It comes first, and fails each time."""
+    async with release_house() as house:
+        await house.govern()
+        pools = [Pool(keys=("bad", *(f"{number}-{of}-".ljust(128, "x") for of in range(15)))) for number in range(60)]
+
+        async def request(subject: str, body: bytes, timeout_s: float) -> bytes:
+            if b'"0-0-' in body:
+                raise MessageTooLarge("a question", len(body), 1)
+            return await house.broker.request(subject, body, timeout_s)
+
+        gates = Gates(patched(house, request=request), lambda: [*pools, Pool(keys=("llm",))], lambda _changed: None)
+        async with asyncio.TaskGroup() as group:
+            asking = group.create_task(gates.run())
+            await wait_until(lambda: gates.of(("llm",)), "the gate of a pool in another batch")
+            asking.cancel()
+        assert gates.of(pools[0].keys) is None
+        assert house.telemetry.counts["broker.trouble"] >= 1
+
+
+async def test_a_silent_governor_is_no_trouble_of_the_broker() -> None:
+    """Nobody listens: its gates close by themselves, and nothing is told each quarter of a second."""
+    async with release_house() as house:
+        asked: list[str] = []
+
+        async def request(subject: str, body: bytes, timeout_s: float) -> bytes:
+            asked.append(subject)
+            return await house.broker.request(subject, body, timeout_s)
+
+        gates = Gates(patched(house, request=request), lambda: [Pool(keys=("llm",))], lambda _changed: None)
+        async with asyncio.TaskGroup() as group:
+            asking = group.create_task(gates.run())
+            await wait_until(lambda: len(asked) > 1, "a second question")
+            asking.cancel()
+        assert house.telemetry.counts["broker.trouble"] == 0

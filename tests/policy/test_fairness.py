@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import combinations, pairwise
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -159,6 +160,50 @@ def test_order_does_not_depend_on_how_much_is_planned_at_once(
             break
         order, now, left, takes = made.order, made.room, without(left, made.takes), [*takes, *made.takes]
     assert takes == list(whole.takes)
+
+
+def in_steps(lanes: Sequence[Lane], given_room: Room, step: int) -> list[int]:
+    """The sequences that plans of a few entries each take, one after the other."""
+    order: Order = {}
+    seqs: list[int] = []
+    while (made := plan(order, lanes, given_room, EVEN, step)).takes:
+        order, given_room, lanes = made.order, made.room, without(lanes, made.takes)
+        seqs += [take.seq for take in made.takes]
+    return seqs
+
+
+@pytest.mark.parametrize("step", [1, 2, 100])
+def test_an_entry_without_room_gives_its_tenant_no_precedence(step: int) -> None:
+    """Whether the limit was full before a plan or has filled up in it: the oldest that may be released goes first."""
+    lanes = [
+        lane("a", [50], pool=("llm",), priority="high", id="fills"),
+        lane("c", [1], pool=("llm",), priority="low", id="blocked"),
+        lane("c", [70], priority="low", id="c"),
+        lane("b", [60], priority="low", id="b"),
+    ]
+    one_more = room(bound=only_llm(Bound(places=1)))
+    assert in_steps(lanes, one_more, step) == [50, 60, 70]
+
+
+@pytest.mark.parametrize("step", [1, 2, 100])
+def test_what_waited_before_and_lost_its_room_does_not_hold_its_tenant_back(step: int) -> None:
+    """The tenant's place is that of its oldest entry, whichever of its lanes goes first."""
+    lanes = [
+        lane("a", [50], pool=("llm",), priority="high", id="fills"),
+        lane("c", [70], pool=("llm",), priority="low", again=True, id="blocked"),
+        lane("c", [1], priority="low", id="c"),
+        lane("b", [60], priority="low", id="b"),
+    ]
+    one_more = room(bound=only_llm(Bound(places=1)))
+    assert in_steps(lanes, one_more, step) == [50, 1, 60]
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_an_empty_lane_counts_as_absent(again: bool) -> None:
+    """With nothing known and nothing to come it moves nobody's turn, also where it would go before the others."""
+    lanes = [lane("a", [1, 4], id="a"), lane("b", [2, 3], id="b")]
+    empty = lane("a", [], again=again, id="empty")
+    assert plan({}, [empty, *lanes], room(), EVEN, 9) == plan({}, lanes, room(), EVEN, 9)
 
 
 @given(many_lanes(), rooms)

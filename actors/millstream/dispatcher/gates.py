@@ -1,13 +1,13 @@
 """The gates of pools, asked of the governor: four times a second while something waits, and at once when it tells of news."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 import msgspec
 
 from millstream.dispatcher.context import Context
-from millstream.errors import BrokerClosed, BrokerError
+from millstream.errors import BrokerClosed, BrokerError, NoAnswer
 from millstream.policy.release import SILENT_S, changed_keys, is_news
 from millstream.policy.supply import UNBOUND, Bound, Need, Pool, bound, bounds
 from millstream.safe_rates import SAFE_AFTER_S, SafeRates
@@ -17,7 +17,11 @@ from millstream_schemas.permits import Gate, GatePart, GatesListing, PermitReply
 POLL_S = 0.25
 LEAST_BETWEEN_S = 0.05
 ANSWER_S = 0.5
-POOLS_AT_ONCE = 1000
+BATCH_BYTES = 256 * 1024
+"""A question and its answer may be as large by estimate: a quarter of what a server lets through by default."""
+POOL_BYTES = 400
+KEY_BYTES = 150
+"""What a pool, and each of its keys, takes at most in an answer, beside the names of the keys."""
 UNREACHABLE = "governor_unreachable"
 
 _decode = msgspec.json.Decoder(PermitReply).decode
@@ -98,9 +102,9 @@ class Gates:
     async def _look(self, pools: Sequence[permits.Pool]) -> None:
         """Ask for all pools, forget those that wait no more, and pass on the news."""
         before = {pool.keys: self.of(pool.keys) for pool in pools}
-        for start in range(0, len(pools), POOLS_AT_ONCE):
-            if not await self._ask(pools[start : start + POOLS_AT_ONCE]):
-                break
+        troubles = [trouble for batch in batches(pools) if (trouble := await self._ask(batch))]
+        if troubles:  # told once for all: the next look, and its troubles, follow soon
+            self._context.telemetry.emit("broker.trouble", error=troubles[0])
         wanted = set(before)
         for gone in [pool for pool in self._told_at if pool not in wanted]:
             if self.of(gone) is None:
@@ -115,20 +119,35 @@ class Gates:
         if news:
             self._changed([*news, *((key,) for key in keys)])
 
-    async def _ask(self, pools: Sequence[permits.Pool]) -> bool:
-        """Ask for some pools; False where there was no answer to use."""
+    async def _ask(self, pools: Sequence[permits.Pool]) -> str:
+        """Ask for some pools; returns what went wrong, empty where nothing did or the governor is silent."""
         asked_at = self._asked_at = self._context.clock.monotonic()
         try:
             body = _encode(permits.Gates(pools=tuple(pools)))
             reply = _decode(await self._context.broker.request(self._context.names.governor("gates"), body, ANSWER_S))
         except BrokerClosed:
             raise
-        except (BrokerError, msgspec.MsgspecError):
-            return False  # nothing to do: once it has been silent for long enough, the gates are closed
+        except NoAnswer:
+            return ""  # nothing to do: once it has been silent for long enough, the gates are closed
+        except (BrokerError, msgspec.MsgspecError) as error:
+            return f"The gates of {len(pools)} pools could not be asked for, they stay closed until they are: {error}"
         if not isinstance(reply, GatesListing):
-            return False
+            return f"The governor did not tell the gates of {len(pools)} pools, they stay closed until it does: {reply}"
         self._answered_at = asked_at
         for pool, gate in zip(pools, reply.items, strict=False):
             self._gates[pool.keys] = gate
             self._told_at[pool.keys] = asked_at
-        return True
+        return ""
+
+
+def batches(pools: Sequence[permits.Pool]) -> Iterator[Sequence[permits.Pool]]:
+    """Pools in their order, cut so that neither a question nor its answer is too large for the broker."""
+    start, size = 0, 0
+    for at, pool in enumerate(pools):
+        takes = POOL_BYTES + sum(len(key.encode()) + KEY_BYTES for key in pool.keys)
+        if at > start and size + takes > BATCH_BYTES:
+            yield pools[start:at]
+            start, size = at, 0
+        size += takes
+    if start < len(pools):
+        yield pools[start:]

@@ -177,13 +177,16 @@ class _Tenant:
     def __init__(self, left: _Left) -> None:
         self._left = left
         self._lanes: list[tuple[tuple[bool, float], str, _Cursor]] = []
+        self._oldest: list[tuple[float, Lane]] = []
 
     def add(self, lane: Lane) -> None:
         one = _Cursor(lane)
         self._lanes.append((one.rank, lane.id, one))
+        self._oldest.append((one.rank[1], lane))
 
     def ready(self) -> None:
         heapify(self._lanes)
+        self._oldest.sort(key=itemgetter(0), reverse=True)
 
     def next(self) -> _Cursor | None:
         while self._lanes:
@@ -195,8 +198,10 @@ class _Tenant:
 
     @property
     def place(self) -> float:
-        """Its place among tenants with equal tags: the one with the oldest entry goes first."""
-        return self._lanes[0][0][1]
+        """Its place among tenants with equal tags until it is served: the oldest entry that has room goes first."""
+        while self._oldest and not self._left.has(self._oldest[-1][1]):
+            self._oldest.pop()
+        return self._oldest[-1][0] if self._oldest else float("inf")
 
     def take(self, _cost: float, _number: int) -> None:
         one = self._lanes[0][2]
@@ -217,25 +222,36 @@ class _Level:
         self.place = 0.0
         self._weight = weight
         self._heap: list[tuple[Tag, str]] = []
+        self._fresh: set[str] = set()
 
     def ready(self) -> None:
         for name, flow in self.flows.items():
             flow.ready()
             tag = self.tags.get(name)
-            self._heap.append((tag if tag is not None and tag[0] >= self.at else (self.at, flow.place), name))
+            if tag is None or tag[0] < self.at:
+                tag = (self.at, flow.place)
+                self._fresh.add(name)
+            self._heap.append((tag, name))
         heapify(self._heap)
 
     def next(self) -> _Cursor | None:
         while self._heap:
-            found = self.flows[self._heap[0][1]].next()
-            if found is not None:
+            (tag, place), name = self._heap[0]
+            flow = self.flows[name]
+            found = flow.next()
+            if found is None:
+                heappop(self._heap)
+            elif name in self._fresh and flow.place > place:
+                # The entry that gave it its place has no room any more: in a plan that began now it would not count.
+                heapreplace(self._heap, ((tag, flow.place), name))
+            else:
                 return found
-            heappop(self._heap)
         return None
 
     def take(self, cost: float, number: int) -> None:
         """Charge the flow that `next` found, and all below it, for the `number`th take of the plan."""
         (tag, place), name = self._heap[0]
+        self._fresh.discard(name)
         self.flows[name].take(cost, number)
         self.at = tag
         self.steps.append((number, tag))
@@ -244,10 +260,10 @@ class _Level:
 
 
 def _grown(order: Order, lanes: Iterable[Lane], shares: Shares, left: _Left) -> _Level:
-    """All lanes with room in a tree of queues, classes and tenants."""
+    """All lanes in which something waits that has room, in a tree of queues, classes and tenants."""
     root = _Level((), order.get((), Turns()), _even)
     for lane in lanes:
-        if not left.has(lane):
+        if not (lane.heads or lane.more) or not left.has(lane):
             continue
         queue = _under(root, lane.queue, order, _class_weight)
         tenants = _under(queue, lane.priority, order, shares.weight)

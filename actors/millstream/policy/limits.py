@@ -180,7 +180,7 @@ def compiled(limit: Limit) -> Compiled:
     if limit.on_governor_down == "safe_rate" and safe is None:
         raise ValueError("`on_governor_down` is `safe_rate`, but `safe_rate` is not set - at `safe_rate`")
     cost = None if limit.cost is None else _at("cost", spending, limit.cost)
-    _check_template(limit.key)
+    check_template(limit.key)
     return Compiled(limit, rates, limit.concurrency, cost, safe)
 
 
@@ -217,7 +217,8 @@ def is_template(key: str) -> bool:
     return "{" in key
 
 
-def _check_template(key: str) -> None:
+def check_template(key: str) -> None:
+    """Raises ValueError for a key whose braces name no field of the envelope."""
     rest = _FIELD.sub("", key)
     if "{" in rest or "}" in rest:
         raise ValueError(f"Expected fields as `{{tenant_id}}` or `{{pins.model}}`, got `{key[:80]}` - at the key")
