@@ -53,7 +53,4 @@ async def test_refused_herd_waits_and_comes_back_in_order(
     if form in ("seconds", "date"):
         assert [at - refused[0] for at in refused if at > refused[0] + UNDER_WAY_S] == []
     after = [call.at for call in calls if call.at >= until]
-    # What a machine that stands still for a moment lets go at once afterwards is no herd: that would fill bin after bin.
-    full = [count for count in bins(after, until, after[-1] + 0.1) if count > 2 * PER_S * 0.1]
-    assert len(full) <= 2, full
-    assert sum(full) <= 2 * PER_S * 0.4
+    assert max(bins(after, until, after[-1] + 0.1)) <= 2 * PER_S * 0.1
