@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -67,10 +65,7 @@ class RateGovernor:
         self._clock = clock
         self._telemetry = telemetry
         self._configuration = Configuration(broker, settings, telemetry, self._configured)
-        holder = f"{socket.gethostname()}/{os.getpid()}"
-        self._lock = Leadership(
-            broker, names.leaders_bucket, names.governor_lock, clock, LEADER_TTL_S, holder, ids.new()
-        )
+        self._lock = Leadership(broker, names.leaders_bucket, names.governor_lock, clock, LEADER_TTL_S, ids.new())
         self._sums = SpentSums(broker, names, telemetry, self._summed)
         self._state = StateKeeper(broker, names, telemetry)
         self._saving = asyncio.Lock()

@@ -69,11 +69,9 @@ class Desk:
         request = self._read(body)
         if request is None:
             return _encode(Denied(reason="bad_request", epoch=self._core.epoch))
-        try:
-            verdict = self._core.handle(request, self._clock.monotonic())
-        except Exception as error:  # noqa: BLE001 - the boundary of a request: silence would look like an absent governor
-            self._telemetry.emit("message.faulty", error=repr(error))
-            return _encode(Denied(reason="bad_request", epoch=self._core.epoch, detail=repr(error)[:200]))
+        verdict = self._decided(request)
+        if verdict is None:  # silence would look like an absent governor
+            return _encode(Denied(reason="bad_request", epoch=self._core.epoch, detail="the governor failed at it"))
         spends = self._perform(verdict)
         reply = verdict.reply
         if reply is None:
@@ -91,8 +89,17 @@ class Desk:
         if not self._open or not self._may_answer():
             return
         request = self._read(body)
-        if request is not None:
-            self._afterwards(self._core.handle(request, self._clock.monotonic()))
+        verdict = None if request is None else self._decided(request)
+        if verdict is not None:
+            self._afterwards(verdict)
+
+    def _decided(self, request: PermitRequest) -> Verdict | None:
+        """The core's verdict; None after a fault in it. The one boundary of a request: all others go on."""
+        try:
+            return self._core.handle(request, self._clock.monotonic())
+        except Exception as error:  # noqa: BLE001 - see above
+            self._telemetry.emit("message.faulty", error=repr(error))
+            return None
 
     def perform(self, verdict: Verdict) -> None:
         """Perform a verdict that no request has led to, as after a change of configuration."""

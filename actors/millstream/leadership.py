@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -19,18 +21,16 @@ RENEW_EVERY_S = 1.0
 class Leadership:
     """A lock with an expiry of `ttl_s`, held by the monotonic clock: it counts as lost as soon as it may be.
 
-    `holder` says to people who holds it; `token` tells this attempt from every other.
+    Its value names this machine and process, for people; `token` tells this attempt from every other.
     """
 
-    def __init__(
-        self, broker: Broker, bucket: str, key: str, clock: Clock, ttl_s: float, holder: str, token: str
-    ) -> None:
+    def __init__(self, broker: Broker, bucket: str, key: str, clock: Clock, ttl_s: float, token: str) -> None:
         self._broker = broker
         self._bucket = bucket
         self._key = key
         self._clock = clock
         self._ttl_s = ttl_s
-        self._value = f"{holder} {token}".encode()
+        self._value = f"{socket.gethostname()}/{os.getpid()} {token}".encode()
         self._revision = 0
         self._held_until = 0.0
 

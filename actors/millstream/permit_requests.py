@@ -13,9 +13,9 @@ from millstream.errors import BrokerClosed
 from millstream.permit_kinds import DeniedPermit, Need, WaitFor
 from millstream.permit_link import GovernorLink
 from millstream.ports import Clock
+from millstream.safe_rates import UNREACHABLE
 from millstream_schemas.permits import MAX_PERMITS, Acquire, Cancel, Denied, Granted, Wait
 
-UNREACHABLE = "governor_unreachable"
 TOGETHER_S = 0.002
 """How long an acquire waits for others like it, while one like it is at the governor."""
 

@@ -19,9 +19,9 @@ from millstream.permit_kinds import (
     settle_request,
 )
 from millstream.permit_link import GovernorLink
-from millstream.permit_requests import UNREACHABLE, Leased, PermitRequests, Want
+from millstream.permit_requests import Leased, PermitRequests, Want
 from millstream.ports import Broker, Clock
-from millstream.safe_rates import SAFE_AFTER_S, SafeRates
+from millstream.safe_rates import SAFE_AFTER_S, UNREACHABLE, SafeRates
 from millstream.settings import Settings
 from millstream_schemas.names import Names
 from millstream_schemas.permits import MAX_RENEWED, HeldPermit, Observed, OutcomeClass, Renew, Renewed, Return, Settle

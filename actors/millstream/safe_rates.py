@@ -9,6 +9,9 @@ from millstream.policy.pacing import ManualClock, PacedLimiter
 from millstream.settings import Settings
 from millstream_schemas.topology import LEADER_TTL_S
 
+UNREACHABLE = "governor_unreachable"
+"""The reason that is told where no governor answers."""
+
 SAFE_AFTER_S = LEADER_TTL_S + 1.0
 """A governor that is silent for longer has not been followed by another: only then a worker starts by itself."""
 

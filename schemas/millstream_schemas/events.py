@@ -296,7 +296,7 @@ class Alias(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_f
     v: int = V1
 
 
-Event = (
+LifeEvent = (
     Queued
     | Held
     | Released
@@ -310,8 +310,10 @@ Event = (
     | Failed
     | Expired
     | Cancelled
-    | Alias
 )
+"""Events that move a task."""
+
+Event = LifeEvent | Alias
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -18,20 +18,21 @@ from millstream_schemas.topology import BucketSpec, Topology
 from tests.support.clock import VirtualClock
 from tests.support.waiting import wait_until
 
-VALUE = b"governor token"
 TTL_S = 1.5
 
 
 class Full:
-    """Holds our own lock; its store is full for two writes."""
+    """Holds the lock of whoever asks first; its store is full for two writes."""
 
     refusals = 2
+    value = b""
 
     async def kv_create(self, bucket: str, key: str, value: bytes) -> int | None:
+        self.value = self.value or value
         return None
 
     async def kv_get(self, bucket: str, key: str) -> KeyValue | None:
-        return KeyValue(VALUE, 3)
+        return KeyValue(self.value, 3)
 
     async def kv_update(self, bucket: str, key: str, value: bytes, revision: int) -> int | None:
         if self.refusals:
@@ -43,7 +44,7 @@ class Full:
 async def test_refused_renewal_of_our_own_lock_is_tried_again() -> None:
     """After a lapse the lock may still be ours: a refused write is no reason to give up the process."""
     broker = cast(Broker, cast(Any, Full()))
-    lock = Leadership(broker, "leaders", "governor", VirtualClock(), 3.0, "governor", "token")
+    lock = Leadership(broker, "leaders", "governor", VirtualClock(), 3.0, "token")
     async with asyncio.timeout(20):
         assert await lock.win(asyncio.Event()) == 7
     assert lock.held()
@@ -62,7 +63,7 @@ class Site:
     ) -> Leadership:
         """The lock as one process sees it."""
         return Leadership(
-            broker or self.server.connect(), "leaders", "governor", clock or SystemClock(), TTL_S, name, f"{name}-1"
+            broker or self.server.connect(), "leaders", "governor", clock or SystemClock(), TTL_S, f"{name}-1"
         )
 
     def count(self) -> None:

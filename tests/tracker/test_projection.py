@@ -8,7 +8,6 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.tracker.lines import LifeEvent
 from millstream.tracker.model import TaskRow
 from millstream.tracker.projection import apply, apply_info
 from millstream_schemas.events import (
@@ -20,6 +19,7 @@ from millstream_schemas.events import (
     Failure,
     Held,
     Interrupted,
+    LifeEvent,
     Parked,
     Queued,
     Released,

@@ -10,7 +10,7 @@ from millstream.configuration import Configuration
 from millstream.dispatcher.admission import Admitter
 from millstream.dispatcher.advisories import Sweeper
 from millstream.dispatcher.commands import Commander
-from millstream.dispatcher.context import Bells, Context, Fixed, MeteringTable, Served
+from millstream.dispatcher.context import Bells, Context, Fixed, MeteringTable, Served, together
 from millstream.dispatcher.decisions import Decider
 from millstream.dispatcher.intake import Intake
 from millstream.dispatcher.releaser import Releaser
@@ -28,7 +28,6 @@ BATCHES_AT_ONCE = 3
 REGISTRY_EVERY_S = 1.0
 LOOK_AGAIN_S = 0.25
 BELLS_EVERY_S = 0.1
-MESSAGES_AT_ONCE = 32
 
 Handle = Callable[[Sequence[Delivery]], Awaitable[None]]
 
@@ -184,11 +183,6 @@ def each(handle: Callable[[Delivery], Awaitable[None]]) -> Handle:
     """Make a handler of batches from a handler of single messages."""
 
     async def handle_all(deliveries: Sequence[Delivery]) -> None:
-        for start in range(0, len(deliveries), MESSAGES_AT_ONCE):
-            some = deliveries[start : start + MESSAGES_AT_ONCE]
-            ends = await asyncio.gather(*(handle(delivery) for delivery in some), return_exceptions=True)
-            for end in ends:  # only now, so that none is still at work when the boundary tries them one by one
-                if isinstance(end, BaseException):
-                    raise end
+        await together(handle, deliveries)
 
     return handle_all

@@ -7,12 +7,12 @@ from typing import assert_never
 
 import msgspec
 
-from millstream.dispatcher.context import Context
+from millstream.dispatcher.context import Context, Standing
 from millstream.errors import BrokerError
 from millstream.journal import Last
 from millstream.policy import admit as policy
 from millstream.policy.admit import Admission, Submit
-from millstream.policy.holding import Onward, onward
+from millstream.policy.holding import onward
 from millstream.policy.trace import resolve_trace
 from millstream.ports import Delivery, Refused, Stored
 from millstream_schemas.codec import InvalidEnvelope, UnknownMessage, decode_envelope
@@ -44,14 +44,6 @@ class Rejected:
     letter: DeadLetter
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """A submit whose task has its event in the stream; `onward` is what to publish next, None where nothing follows."""
-
-    delivery: Delivery
-    onward: Onward | None
-
-
 @dataclass(frozen=True)
 class Admitter:
     """Admits batches of submits. Stateless: all that it decides, with lane and limits, is written into the event."""
@@ -64,7 +56,7 @@ class Admitter:
         rejected = [one for one in planned if isinstance(one, Rejected)]
         admitted = await self._alias([one for one in planned if isinstance(one, Admitted)])
         standing = await self._append(admitted)
-        done = await self._publish(standing)
+        done = await self.context.publish_onward(standing, "submit.unanswered")
         if rejected:
             done += await self._dead_letter(rejected)
         self.context.broker.ack(done)
@@ -166,19 +158,6 @@ class Admitter:
             if isinstance(answer, Refused):
                 self.context.telemetry.emit("broker.trouble", answer=answer.description)
                 return None
-
-    async def _publish(self, standing: Sequence[Standing]) -> list[Delivery]:
-        """Publish to WORK or HELD what follows from the events; returns the deliveries that are finished."""
-        journal = self.context.journal
-        missing = await self.context.publish([journal.onward(one.onward) if one.onward else () for one in standing])
-        done: list[Standing] = []
-        for one, answer in zip(standing, missing, strict=True):
-            if answer is None:
-                done.append(one)
-            else:
-                self.context.telemetry.emit("submit.unanswered", seq=one.delivery.seq, answer=repr(answer))
-        self.context.bells.announce(one.onward for one in done if one.onward is not None)
-        return [one.delivery for one in done]
 
     async def _dead_letter(self, rejected: Sequence[Rejected]) -> list[Delivery]:
         """Keep what does not fit the contract: its event, then its dead letter."""

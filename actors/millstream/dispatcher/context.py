@@ -1,16 +1,17 @@
 """What the parts of the dispatcher share: the journal, the settings and the ways to tell others."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import ceil
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from millstream.journal import Journal
 from millstream.policy.decide import DecideSettings, Seen
 from millstream.policy.holding import Onward, ToHeld
 from millstream.policy.metering import Metered, Metering, lane_token, metering
-from millstream.ports import Broker, Clock, Conflict, Ids, Outgoing, Published, Stored
+from millstream.ports import Broker, Clock, Conflict, Delivery, Ids, Outgoing, Published, Stored
 from millstream.settings import Settings
 from millstream.telemetry.events import Telemetry
 from millstream_schemas.commands import WorkerInfo
@@ -21,6 +22,12 @@ from millstream_schemas.names import Names
 BELL_HORIZON_S = 3600.0
 BELL_TICK_S = 0.1
 """Bells that are due within one tick ring as one, so that a flood of retries keeps a short list."""
+
+MESSAGES_AT_ONCE = 32
+"""Of those that are handled each by itself."""
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 DueBell = tuple[int, str, str]
 """Tick, queue and priority."""
@@ -95,6 +102,14 @@ class MeteringTable:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A delivery whose event is in the stream; `onward` is what to publish next, None where nothing follows."""
+
+    delivery: Delivery
+    onward: Onward | None
+
+
 @dataclass(frozen=True)
 class Context:
     """Resources of one dispatcher, passed to its parts."""
@@ -135,6 +150,23 @@ class Context:
         answers = iter(await self.broker.publish_all(flat) if flat else ())
         return [_missing([next(answers) for _ in group]) for group in groups]
 
+    async def publish_onward(self, standing: Sequence[Standing], unanswered: str) -> list[Delivery]:
+        """Publish to WORK or HELD what follows from events, and tell those who wait for it.
+
+        Returns the deliveries that are finished; each other one is an `unanswered` event, and comes again.
+        """
+        if not standing:
+            return []
+        missing = await self.publish([self.journal.onward(one.onward) if one.onward else () for one in standing])
+        done: list[Standing] = []
+        for one, answer in zip(standing, missing, strict=True):
+            if answer is None:
+                done.append(one)
+            else:
+                self.telemetry.emit(unanswered, seq=one.delivery.seq, answer=repr(answer))
+        self.bells.announce(one.onward for one in done if one.onward is not None)
+        return [one.delivery for one in done]
+
     @property
     def decide_settings(self) -> DecideSettings:
         return DecideSettings(
@@ -146,6 +178,18 @@ class Context:
     def is_served(self, seen: Seen) -> bool:
         """True when a live worker announced the task's type; also before the registry was read, as one may have."""
         return self.served.task_types is None or seen.event.card.task_type in self.served.task_types
+
+
+async def together(handle: Callable[[T], Awaitable[R]], items: Sequence[T]) -> list[R]:
+    """Handle each item by itself, some at once; results in their order. Raises the first fault, once none is at work."""
+    results: list[R] = []
+    for start in range(0, len(items), MESSAGES_AT_ONCE):
+        some = items[start : start + MESSAGES_AT_ONCE]
+        for end in await asyncio.gather(*(handle(one) for one in some), return_exceptions=True):
+            if isinstance(end, BaseException):
+                raise end
+            results.append(end)
+    return results
 
 
 def _missing(answers: Sequence[Published]) -> Published | None:

@@ -10,7 +10,7 @@ from millstream.dispatcher.context import Context
 from millstream.errors import BrokerClosed, BrokerError, NoAnswer
 from millstream.policy.release import SILENT_S, changed_keys, is_news
 from millstream.policy.supply import UNBOUND, Bound, Need, Pool, bound, bounds
-from millstream.safe_rates import SAFE_AFTER_S, SafeRates
+from millstream.safe_rates import SAFE_AFTER_S, UNREACHABLE, SafeRates
 from millstream_schemas import permits
 from millstream_schemas.permits import Gate, GatePart, GatesListing, PermitReply
 
@@ -22,7 +22,6 @@ BATCH_BYTES = 256 * 1024
 POOL_BYTES = 400
 KEY_BYTES = 150
 """What a pool, and each of its keys, takes at most in an answer, beside the names of the keys."""
-UNREACHABLE = "governor_unreachable"
 
 _decode = msgspec.json.Decoder(PermitReply).decode
 _encode = msgspec.json.Encoder().encode

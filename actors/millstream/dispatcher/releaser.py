@@ -1,8 +1,6 @@
 """The releaser: one elected dispatcher releases held tasks, in fair order, as fast as workers and limits take them."""
 
 import asyncio
-import os
-import socket
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -35,7 +33,6 @@ class Releaser:
 
     def __init__(self, context: Context) -> None:
         names = context.names
-        holder = f"{socket.gethostname()}/{os.getpid()}"
         self._context = context
         self._lock = Leadership(
             context.broker,
@@ -43,7 +40,6 @@ class Releaser:
             names.releaser_lock,
             context.clock,
             LEADER_TTL_S,
-            holder,
             context.ids.new(),
         )
 

@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from millstream.dispatcher.context import Context
+from millstream.dispatcher.context import Context, Standing, together
 from millstream.errors import BrokerError
 from millstream.journal import Last
 from millstream.policy import ticks as policy
-from millstream.policy.holding import Onward
 from millstream.ports import Delivery, Refused, Stored
 from millstream_schemas.codec import UnknownMessage, decode_deadline, decode_work_item
 from millstream_schemas.events import Cause, Deadline, Held, WorkItem
@@ -33,14 +32,6 @@ class Late:
     deadline: Deadline
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """A tick that was decided; `onward` is the entry to publish to HELD, None where the task has moved on without it."""
-
-    delivery: Delivery
-    onward: Onward | None
-
-
 @dataclass(frozen=True)
 class Ticker:
     """Acts on batches of ticks: event first, then publish, then ack. Stateless."""
@@ -58,11 +49,10 @@ class Ticker:
     async def _finish(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
         read = [one for delivery in deliveries if (one := self._read(delivery)) is not None]
         standing = await self._hold([one for one in read if isinstance(one, Due)])
-        done = await self._publish(standing)
-        for one in read:
-            if isinstance(one, Late) and await self._expire(one):
-                done.append(one.delivery)
-        return done
+        done = await self.context.publish_onward(standing, "decision.unanswered")
+        late = [one for one in read if isinstance(one, Late)]
+        ended = await together(self._expire, late)
+        return done + [one.delivery for one, is_done in zip(late, ended, strict=True) if is_done]
 
     def _read(self, delivery: Delivery) -> Due | Late | None:
         kind, _, _ = self.context.names.parse_tick(delivery.subject)
@@ -112,21 +102,6 @@ class Ticker:
                 self.context.telemetry.emit("broker.trouble", answer=answer.description)
                 break
         return None
-
-    async def _publish(self, standing: Sequence[Standing]) -> list[Delivery]:
-        """Publish the entries in HELD; returns the deliveries that are finished."""
-        if not standing:
-            return []
-        journal = self.context.journal
-        missing = await self.context.publish([journal.onward(one.onward) if one.onward else () for one in standing])
-        done: list[Standing] = []
-        for one, answer in zip(standing, missing, strict=True):
-            if answer is None:
-                done.append(one)
-            else:
-                self.context.telemetry.emit("decision.unanswered", seq=one.delivery.seq, answer=repr(answer))
-        self.context.bells.announce(one.onward for one in done if one.onward is not None)
-        return [one.delivery for one in done]
 
     async def _expire(self, one: Late) -> bool:
         """End a task that is still held at its deadline; True once nothing is left to do."""

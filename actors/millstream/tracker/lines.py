@@ -12,6 +12,7 @@ from millstream_schemas.events import (
     Failure,
     Held,
     Interrupted,
+    LifeEvent,
     Parked,
     Queued,
     Released,
@@ -21,21 +22,6 @@ from millstream_schemas.events import (
 )
 from millstream_schemas.infos import BudgetWarning, Conflict, Duplicate, Info, Progress, StaleOutcome, UnknownFields
 
-LifeEvent = (
-    Queued
-    | Held
-    | Released
-    | Scheduled
-    | Retrying
-    | Started
-    | Completed
-    | AttemptFailed
-    | Parked
-    | Interrupted
-    | Failed
-    | Expired
-    | Cancelled
-)
 Fields = dict[str, Any]
 
 

@@ -4,7 +4,7 @@ from typing import Any, assert_never
 
 from msgspec.structs import replace
 
-from millstream.tracker.lines import Fields, LifeEvent, detail_of, on_info
+from millstream.tracker.lines import Fields, detail_of, on_info
 from millstream.tracker.model import Attempt, Entry, Step, TaskError, TaskRow, Verdict, short
 from millstream_schemas.events import (
     AttemptFailed,
@@ -17,6 +17,7 @@ from millstream_schemas.events import (
     Failure,
     Held,
     Interrupted,
+    LifeEvent,
     Parked,
     Queued,
     Released,
