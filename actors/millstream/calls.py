@@ -18,13 +18,11 @@ from millstream.policy.limits import Price
 from millstream.policy.start import beyond_budget, cost_of
 from millstream.providers import Classified
 from millstream_schemas.events import Usage, WorkItem
-from millstream_schemas.permits import MAX_AMOUNT, Observed, OutcomeClass
+from millstream_schemas.permits import MAX_AMOUNT, MAX_CALLS, Observed, OutcomeClass
 
 if TYPE_CHECKING:
     import httpx
 
-MAX_CALLS = 1000
-"""Calls that one permit may cover."""
 CLOSE_S = 2.0
 """How long the client may take to close its connections at the end of an execution."""
 _TOLD = 32

@@ -18,14 +18,12 @@ from millstream.worker.context import Bench
 from millstream.worker.slots import Place
 from millstream_schemas.envelope import UsageEstimate
 from millstream_schemas.events import WorkItem
-from millstream_schemas.permits import MAX_KEYS
+from millstream_schemas.permits import MAX_CALLS, MAX_KEYS
 
 SLOT_GRACE_S = 0.05
 """How long a delivery keeps its slot while it asks: most grants come sooner, and it need not find a slot again."""
 IN_HAND_S = 0.5
 """How long it keeps a slot that it had to stand in line for, while it asks again for the permit that it gave back."""
-CALLS_MAX = 1000
-"""Requests to a provider that one permit may cover."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +59,7 @@ def need_of(item: WorkItem) -> Need:
     """What to reserve for one attempt: its producer's estimate."""
     estimate = item.envelope.usage_estimate or UsageEstimate()
     return Need(
-        requests=min(max(estimate.requests or 1, 1), CALLS_MAX),
+        requests=min(max(estimate.requests or 1, 1), MAX_CALLS),
         tokens_in=estimate.tokens_in or 0,
         tokens_out=estimate.tokens_out or 0,
         cost_usd=estimate.cost_usd or 0.0,
